@@ -1,12 +1,13 @@
 """train.miner: {name: user, target: "own_miners:Ratio", arguments: {share: 0.1}}    # with PYTHONPATH=examples
 
-Two miners that are not in the library: see docs/mine.md for what a miner gets and returns.
+Three miners that are not in the library: see docs/mine.md for what a miner gets and returns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mmdata.train.miners import gumbel_like, top_k_mask
@@ -33,6 +34,29 @@ class Ratio:
         """Keep the highest scores of each row; see `Miner`."""
         counts = (self.share * negatives.sum(1).double()).round().long().clamp(min=1)
         return top_k_mask(scores, negatives, negatives.shape[1], counts)
+
+
+@dataclass(frozen=True)
+class Reweighted:
+    """Weighs each anchor's negatives by exp(beta · cosine), 1 on average: InfoNCE in which harder negatives count more.
+
+    Args:
+        beta: at least 0, which weighs all the same: the paper's, times logit_scale.
+
+    Source: Robinson et al. 2021, equation 4 (arXiv:2010.04592), without correction for false negatives.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise ValueError(f"Reweighted's beta is 0 or more: got beta={self.beta}")
+
+    def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        """Weigh; see `Miner`."""
+        count = negatives.sum(1, keepdim=True)  # (b, 1)
+        left_out = ~negatives & (count > 0)  # a softmax over nothing would be NaN
+        return count * (self.beta * scores).masked_fill(left_out, -torch.inf).softmax(1)
 
 
 @dataclass(frozen=True)

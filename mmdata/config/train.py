@@ -12,7 +12,7 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 """A difference of cosine similarities."""
 
 
-LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+LossName = Literal["clip", "siglip", "multi_positive", "triplet"]
 LossPrecision = Literal["auto", "bf16", "tf32", "fp32"]
 Schedule = Literal["cosine", "constant", "cooldown"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
@@ -153,15 +153,13 @@ class TrainConfig(Settings):
     `compile: true`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
-    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""
+    triplet: hinge (VSE++)."""
     loss_precision: LossPrecision = "auto"
     """Number format of the products in the losses clip and siglip without a miner or teacher. bf16: features and a
     tile's gradient are rounded to bfloat16; sums are float32. tf32, fp32: as in `precision`. auto: bf16 on a GPU with
     `precision` bf16, else as `precision` says."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
-    hard_negative_beta: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 1.0
-    """For the loss hard_negative: how much more harder negatives weigh, by exp(beta · logit); 0 weighs all the same."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None

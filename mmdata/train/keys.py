@@ -25,13 +25,5 @@ def check_keys(name: str, keys: Tensor) -> None:
         )
 
 
-def check_mask(name: str, mask: Tensor) -> None:
-    """Raise a ValueError where a mask is not bool."""
-    if mask.dtype != torch.bool:
-        raise ValueError(
-            f"{name} has dtype {_name(mask.dtype)}, expected bool: True where a row counts; give {name}.bool()"
-        )
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -45,10 +45,11 @@ class Miner(Protocol):
 
         Returns:
             (b, N): bool, True keeps a negative; or finite float weights >= 0, 0 drops it.
-            A weight that is NaN, infinite or negative is an error, and the loss is NaN. Entries outside `negatives` are
-            ignored. A weight w counts as w equal negatives would. Weights may carry gradient to the scores, and one of
-            0 too: it adds nothing to a loss, and gets the loss's derivative by it. Where the loss has a softmax that is
-            exp(logit) / the sum of the row's exp(logit), and e¹⁰ = 22,026 where it is more.
+            A weight that is NaN, infinite or negative is an error; on a GPU, which nobody waits for, the loss is NaN.
+            Entries outside `negatives` are ignored. A weight w counts as w equal negatives would. Weights may carry
+            gradient to the scores, and one of 0 too: it adds nothing to a loss, and gets the loss's derivative by it.
+            Where the loss has a softmax that is exp(logit) / the sum of the row's exp(logit), and e¹⁰ = 22,026 where it
+            is more.
         """
         ...
 
@@ -303,7 +304,7 @@ class GumbelTopK:
 
 @dataclass(frozen=True)
 class Chain:
-    """One miner after another: each chooses among the negatives that those before it kept. Weights are the last one's.
+    """One miner after another: each chooses among the negatives that those before it kept. Only the last may weigh.
 
     Args:
         miners: at least one; those that leave out false negatives come first.
@@ -320,24 +321,19 @@ class Chain:
 
     def block(self, side: Side, rows: slice) -> Miner:
         """The miner for these anchors; see `BlockMiner`."""
-        parts = [for_block(miner, side, rows) for miner in self.miners]
 
         def one_after_another(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-            flawed: Tensor | None = None
-            for miner, part in zip(self.miners, parts[:-1], strict=False):
-                chosen = part(scores, positives, negatives)
-                check_shape(miner, chosen, negatives)
-                if chosen.dtype != torch.bool:
-                    new = negatives & are_flawed(chosen)
-                    flawed = new if flawed is None else flawed | new
-                negatives = negatives & (chosen > 0)
-            chosen = parts[-1](scores, positives, negatives)
-            check_shape(self.miners[-1], chosen, negatives)
+            for miner in self.miners[:-1]:
+                kept = mine(miner, side, rows, scores, positives, negatives)
+                if kept.dtype != torch.bool:
+                    raise ValueError(
+                        f"miner {name_of_miner(miner)} gave weights, and the miners after it in the Chain would drop "
+                        "them: return bool, or put it last"
+                    )
+                negatives = negatives & kept
+            chosen = mine(self.miners[-1], side, rows, scores, positives, negatives)
             # The last miner may have kept a negative that an earlier one left out.
-            chosen = chosen & negatives if chosen.dtype == torch.bool else chosen.where(negatives, 0.0)
-            if flawed is None:
-                return chosen
-            return chosen.to(scores.dtype).masked_fill(flawed, torch.nan)  # which the loss reports as a flawed weight
+            return chosen & negatives if chosen.dtype == torch.bool else chosen.where(negatives, 0.0)
 
         return one_after_another
 
@@ -398,8 +394,13 @@ def _newton(values: Tensor, among: Tensor, shift: Tensor, k: int) -> Tensor:
     return shift - (weights.sum(1, keepdim=True) - k) / slope.clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
-    """Raise a ValueError if a miner's result is not a tensor (b, N)."""
+def mine(miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """What a miner returns for the anchors `rows` of the global batch, (b, N).
+
+    Raises:
+        ValueError: no tensor (b, N), or, on a CPU, a negative's weight that is NaN, infinite or below 0.
+    """
+    chosen = for_block(miner, side, rows)(scores, positives, negatives)
     if not isinstance(cast(object, chosen), Tensor):
         raise ValueError(
             f"miner {name_of_miner(miner)} returned {excerpt(chosen)}, expected a tensor of shape "
@@ -409,16 +410,18 @@ def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
         raise ValueError(
             f"miner {name_of_miner(miner)} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}"
         )
+    if chosen.dtype != torch.bool and chosen.device.type == "cpu":
+        flawed = int((negatives & are_flawed(chosen)).sum())
+        if flawed and bool(scores.isfinite().all()):  # else the features are at fault
+            raise ValueError(
+                f"miner {name_of_miner(miner)} gave {flawed} negatives a weight that is NaN, infinite or below 0: a "
+                "weight is a finite number from 0 on, and 0 drops a negative"
+            )
+    return chosen
 
 
 def name_of_miner(miner: AnyMiner) -> str:
-    """For messages: TopK, my_miners:mine of a run, Chain(FalseNegativeMargin, TopK).
-
-    Not the repr, which would print a teacher's features and so wait for the device at each loss.
-    """
-    parts = getattr(miner, "miners", None)
-    if isinstance(parts, (list, tuple)) and all(callable(part) or isinstance(part, BlockMiner) for part in parts):
-        return f"{type(miner).__qualname__}({', '.join(map(name_of_miner, parts))})"
+    """For messages: TopK, or my_miners:mine of a run. Not the repr, which would print a teacher's features."""
     return str(getattr(miner, "__qualname__", type(miner).__qualname__))
 
 

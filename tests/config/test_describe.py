@@ -60,7 +60,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("data.loading.num_workers", "integer ≥ 0 or auto", "default auto", True),
         ("model.logit_scale_init", "number > 0 and ≤ 100 or null", "default null", False),
         ("model.clip", "text, mapping or null", "default null", False),
-        ("train.loss", "clip, siglip, multi_positive, triplet or hard_negative", "default clip", False),
+        ("train.loss", "clip, siglip, multi_positive or triplet", "default clip", False),
         ("train.tensorboard", "true or false", "default false", True),
     ],
 )

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
+from mmdata.train.losses.telemetry import mining_telemetry
 
 
 def features(rows: int, width: int = 6, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -64,10 +66,6 @@ def _triplet(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **re
     return losses.triplet_loss(i, t, **rest)  # type: ignore[arg-type]
 
 
-def _hard_negative(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
-    return losses.hard_negative_loss(i, t, s, **rest)  # type: ignore[arg-type]
-
-
 def _with(loss: Loss, **settings: object) -> Loss:
     return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
 
@@ -84,7 +82,19 @@ LOSSES: dict[str, Loss] = {
     "multi_positive_top_2": _with(_multi_positive, miner=miners.TopK(2)),
     "triplet": _triplet,
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
-    "hard_negative": _with(_hard_negative, beta=0.7),
-    "hard_negative_debiased": _with(_hard_negative, beta=0.7, prior=0.1),
 }
 """All losses, and what changes their way through the code."""
+
+
+def telemetry_of(
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    *,
+    miner: miners.AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> dict[str, float]:
+    """What mining makes of this rank's rows."""
+    batch = GlobalBatch.gather(images, texts, valid, same=same)
+    return mining_telemetry(batch, batch.scalar("logit_scale", scale), miner)

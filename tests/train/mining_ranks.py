@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import losses, miners
+from mmdata.train.losses.global_batch import GlobalBatch
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.ranks import collectives
 
@@ -44,7 +45,7 @@ def results(rows: slice) -> dict[str, Any]:
     return {
         "loss": loss.detach(),
         "gradients": torch.autograd.grad(loss, inputs),
-        "telemetry": mining_telemetry(*inputs, miner=miner, **keys),
+        "telemetry": mining_telemetry(GlobalBatch.gather(images, texts, **keys), scale, miner),
     }
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, losses, miners, train_step
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives, parallel
 from mmdata.train.run.objective import ContrastiveLoss
@@ -91,7 +91,6 @@ def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict
 
 DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
     "clip_own_extra": with_own_extra_texts,
-    "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, prior=0.05, **s),
 }
 
 

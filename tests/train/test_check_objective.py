@@ -35,13 +35,6 @@ from tests.train import small_run as small
             False,
             "train.queue: its rows are further negatives for loss 'clip' alone, got 'siglip': leave train.queue out$",
         ),
-        # The loss itself would refuse these when the miner's or the teacher's turn comes: hundreds of updates later.
-        (
-            {"loss": "hard_negative", "miner": {"name": "top_k"}, "mining_after_steps": 300},
-            False,
-            "train.loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner and train.teacher",
-        ),
-        ({"loss": "hard_negative", "teacher": {}}, False, "train.loss 'hard_negative' weighs all negatives and takes"),
         (
             {"miner": {"name": "all", "drop_hardest": 1.5}},
             False,

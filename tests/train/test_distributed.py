@@ -35,7 +35,6 @@ LOSSES = {
     "multi_positive_top_k": {"loss": "multi_positive", "top_k": 3},
     "triplet": {"loss": "triplet"},
     "triplet_hardest": {"loss": "triplet", "top_k": 1},
-    "hard_negative": {"loss": "hard_negative"},
 }
 WAYS = {
     "2": {"valid": [ALL, ALL]},

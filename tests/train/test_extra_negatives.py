@@ -7,7 +7,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.pairs import ExtraNegatives
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 
@@ -101,10 +101,10 @@ def test_extra_negatives_without_keys_are_negatives_of_all():
 def test_keys_that_do_not_match_are_errors():
     images, texts = features(3)
     with pytest.raises(
-        ValueError, match=r"extra negatives: same has shape \(2,\), expected \(3,\): one entry a feature"
+        ValueError, match=r"same of the extra negatives has shape \(2,\), expected \(3,\): one entry a feature"
     ):
         ExtraNegatives(images, [torch.arange(2)])
-    with pytest.raises(ValueError, match=r"extra negatives: valid has shape \(4,\), expected \(3,\)"):
+    with pytest.raises(ValueError, match=r"valid of the extra negatives has shape \(4,\), expected \(3,\)"):
         ExtraNegatives(images, valid=torch.ones(4, dtype=torch.bool))
     extra = ExtraNegatives(images, [torch.arange(3)])
     with pytest.raises(ValueError, match=r"extra negatives have 1 columns in `same`, the loss has 0: give the same"):

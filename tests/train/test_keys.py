@@ -13,12 +13,11 @@ import torch
 
 from mmdata.batch import Batch
 from mmdata.train import losses
-from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.telemetry import mining_telemetry
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.run.objective import ContrastiveLoss
-from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
+from tests.train.compare import LOSSES, assert_equal, features, scalar, telemetry_of, value_and_gradients
 
 HASHES = torch.arange(6) + 2**40  # all the same number in float32
 FLOATS = [torch.float16, torch.float32, torch.float64, torch.complex64]
@@ -66,7 +65,7 @@ ENTRIES: dict[str, Callable[[], object]] = {
     "image_hash of the objective": lambda: ContrastiveLoss()(output(), batch_of(image_hash=HASHES.float())),
     "extra negatives": lambda: ExtraNegatives(torch.rand(2, 3), [torch.zeros(2)]),
     "queue": lambda: FeatureQueue(8).keep(output(), batch_of(caption_hash=HASHES.double()), 0),
-    "telemetry": lambda: mining_telemetry(*features(6), torch.tensor(9.0), same=[HASHES.float()]),
+    "telemetry": lambda: telemetry_of(*features(6), torch.tensor(9.0), same=[HASHES.float()]),
 }
 
 

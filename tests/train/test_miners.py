@@ -19,7 +19,7 @@ from mmdata.train.losses.rows import ChosenPairs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from own_miners import DistanceWeighted, Ratio
+from own_miners import DistanceWeighted, Ratio, Reweighted
 
 T, N = True, False
 
@@ -141,6 +141,7 @@ def test_drop_hardest_leaves_out_a_number_or_a_share():
     [
         (lambda: Ratio(0), "Ratio keeps a share above 0, up to 1: got share=0"),
         (lambda: Ratio(1.5), "Ratio keeps a share above 0, up to 1: got share=1.5"),
+        (lambda: Reweighted(-1.0), "Reweighted's beta is 0 or more: got beta=-1.0"),
         (lambda: miners.SemiHard(0), "SemiHard's margin is a difference of cosines above 0: got margin=0"),
         (lambda: miners.DropHardest(1.5), "leaves out a whole number, or a share below 1: got amount=1.5"),
         (lambda: miners.DropHardest(0), "leaves out a whole number, or a share below 1: got amount=0"),

@@ -79,11 +79,8 @@ def test_a_function_of_a_user_is_named_where_it_is_at_fault(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     images, texts = torch.eye(6), torch.eye(6)
     settings = {"name": "user", "target": "faulty_miners:nan_miner"}
-    for more, name in (
-        ({}, "faulty_miners:nan_miner"),
-        ({"drop_hardest": 1}, r"Chain\(DropHardest, faulty_miners:nan_miner\)"),
-    ):
-        with pytest.raises(ValueError, match=rf"^miner {name} gave \d+ negatives a weight that is NaN"):
+    for more in ({}, {"drop_hardest": 1}):
+        with pytest.raises(ValueError, match=r"^miner faulty_miners:nan_miner gave \d+ negatives a weight that is NaN"):
             losses.clip_loss(images, texts, 4.0, miner=loss_of({**settings, **more}).miner)
     narrow = loss_of({**settings, "target": "faulty_miners:narrow"}).miner
     with pytest.raises(ValueError, match=r"^miner faulty_miners:narrow returned shape \(6, 1\), expected \(6, 6\)"):
@@ -115,10 +112,11 @@ def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_p
         loss_of({**own, "target": "none_such:A"})
     with pytest.raises(ConfigError, match=r"'needs_another:A': cannot be imported: No .*'none_such'$"):
         loss_of({**own, "target": "needs_another:A"})
-    for target, remedy in (("", ""), ("HarderThan", ""), ("my_miners.HarderThan", "; write my_miners:HarderThan")):
-        said = rf"train.miner.target '{target}': expected 'module:function' or 'module:Class'{remedy}$"
-        with pytest.raises(ConfigError, match=said):
-            loss_of({**own, "target": target})
+    with pytest.raises(ConfigError, match=r"train.miner.target '': expected 'module:function' or 'module:Class' \("):
+        loss_of({**own, "target": ""})
+    with pytest.raises(ConfigError, match=r"train.miner.target 'HarderThan': cannot be imported: No module named 'Ha"):
+        loss_of({**own, "target": "HarderThan"})
+    assert loss_of({**own, "target": "my_miners.HarderThan"}).miner.block("image", slice(1)), "a dot serves as well"
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})
 

@@ -96,7 +96,7 @@ def test_chain_takes_the_weights_of_the_last_and_no_more_than_was_left():
     def weigh_all(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         return 1 + scores
 
-    chain = miners.Chain([weigh_all, miners.DropHardest(1), weigh_all])
+    chain = miners.Chain([miners.All(), miners.DropHardest(1), weigh_all])
     weights = chain.block("image", slice(0, 2))(SCORES, POSITIVES, ~POSITIVES)
     torch.testing.assert_close(weights, torch.tensor([[0, 0, 1.68, 1.5], [1.1, 0, 0, 1.2]]))
 

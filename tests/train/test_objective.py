@@ -14,11 +14,11 @@ from tests.train.compare import features, scalar
 
 def test_contrastive_loss_of_an_unknown_kind_names_the_known_ones():
     kind: Any = "clipp"
-    known = "clip, siglip, multi_positive, triplet or hard_negative"
+    known = "clip, siglip, multi_positive or triplet"
     with pytest.raises(ValueError, match=rf"^ContrastiveLoss: 'loss': expected {known}; got 'clipp'; did you mean"):
         ContrastiveLoss(kind)
     with pytest.raises(ValueError, match=r"^ContrastiveLoss: unknown key 'beta'; did you mean 'betas'\?$"):
-        ContrastiveLoss("hard_negative", beta=2.0)
+        ContrastiveLoss("clip", beta=2.0)
 
 
 def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
@@ -162,29 +162,13 @@ def test_extra_captions_are_negatives_of_the_images_they_are_false_of(hashes: bo
     torch.testing.assert_close(ContrastiveLoss("clip")(output, batch), expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["siglip", "multi_positive", "triplet", "hard_negative"])
+@pytest.mark.parametrize("kind", ["siglip", "multi_positive", "triplet"])
 def test_extra_captions_of_another_loss(kind: str):
     images, texts = features(4)
     output = DualEncoderOutput(images, texts, scalar(5.0), scalar(0.0), texts)
     message = f"loss '{kind}' takes no negative captions: set train.loss to clip, or leave data.negative_captions out"
     with pytest.raises(ValueError, match=message):
         ContrastiveLoss(kind)(output, negative_batch())  # type: ignore[arg-type]
-
-
-def test_hard_negative_is_the_loss_of_that_name():
-    images, texts = features(4)
-    batch = negative_batch()
-    output = DualEncoderOutput(images, texts, scalar(5.0), None)
-    same = (batch["image_hash"], batch["caption_hash"])
-    expected = losses.hard_negative_loss(*output[:3], beta=0.5, valid=batch["valid"], same=same)
-    assert ContrastiveLoss("hard_negative", hard_negative_beta=0.5)(output, batch) == expected
-    config = TrainConfig(loss="hard_negative", hard_negative_beta=0.5, mask_false_negatives=True)
-    assert make_loss(0, config)(output, batch) == expected
-
-
-def test_hard_negative_with_a_miner():
-    with pytest.raises(ValueError, match=r"'hard_negative' weighs all negatives and takes no miner: leave train.miner"):
-        ContrastiveLoss("hard_negative", miner=miners.TopK(2))
 
 
 def test_loss_without_the_scale_that_it_needs_is_an_error():
@@ -206,3 +190,11 @@ def test_an_output_that_is_none_is_refused_with_what_to_give():
         )
         with pytest.raises(TypeError, match=said):
             ContrastiveLoss("triplet")(given, batch)  # type: ignore[arg-type]
+
+
+def test_telemetry_of_a_model_without_a_scale():
+    found = ContrastiveLoss("triplet").telemetry(
+        DualEncoderOutput(*features(4)),
+        {"valid": torch.ones(4, dtype=torch.bool)},  # type: ignore[typeddict-item]
+    )
+    assert found["rows"] == 4

@@ -19,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import small_run as small
 
+from mmdata.config.train import TeacherConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, DualEncoderOutput, gradient_cache, losses, train_step
 from mmdata.train.batches import split
-from mmdata.train.memory import ema
+from mmdata.train.memory.ema import EMA
 from mmdata.train.run.trainer import Trainer
 
 ROWS = 7
@@ -235,7 +236,7 @@ def test_autocast_is_of_the_models_device_wherever_the_batch_is(micro_batch_size
 
     bf16: dict[str, Any] = {"micro_batch_size": micro_batch_size, "autocast_dtype": torch.bfloat16}
     train_step(OfWords(), given, total, **bf16)
-    ema.embed(OfWords(), cast(Any, given), **bf16)
+    EMA(OfWords(), TeacherConfig(), **bf16).embed(cast(Any, given))
     train_step(OfWords(), {"words": ["a", "b"]}, total, **bf16)  # also where no entry is a tensor
     assert set(seen) == {torch.bfloat16}
 

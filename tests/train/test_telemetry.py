@@ -10,9 +10,9 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from mmdata.train import miners
-from mmdata.train.losses.telemetry import mining_telemetry
 from tests.programs import run_ranks
 from tests.rounding import rounding
+from tests.train.compare import telemetry_of
 
 COSINES = torch.tensor([[0.9, 0.7, 0.12], [0.2, 0.8, 0.63], [0.5, 0.34, 0.67]])  # images down, texts across
 IMAGES, TEXTS = torch.eye(3), COSINES.T
@@ -27,10 +27,10 @@ _spec.loader.exec_module(program)
 
 def test_telemetry_of_all_negatives():
     scale = torch.tensor(4.0)
-    found = mining_telemetry(IMAGES, TEXTS, scale)
+    found = telemetry_of(IMAGES, TEXTS, scale)
     lines = [[0.7, 0.12], [0.2, 0.63], [0.5, 0.34], [0.2, 0.5], [0.7, 0.34], [0.12, 0.63]]
     perplexities = [math.exp(entropy((4 * torch.tensor(line)).softmax(0).double())) for line in lines]
-    assert found == mining_telemetry(IMAGES, TEXTS, 4.0)
+    assert found == telemetry_of(IMAGES, TEXTS, 4.0)
     assert found["kept_share"] == 1
     # text 2's own 0.67 is above its 0.63 and 0.12, and so are all others above theirs
     assert found["in_batch_accuracy"] == 1
@@ -41,13 +41,13 @@ def test_telemetry_of_all_negatives():
 
 
 def test_telemetry_of_what_a_miner_keeps():
-    found = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.TopK(1))
+    found = telemetry_of(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.TopK(1))
     assert (found["kept_share"], found["effective_negatives"]) == (0.5, pytest.approx(1))
     worse = COSINES.clone()
     worse[1, 2] = 0.85  # above image 1's 0.8 and text 2's 0.67
     for miner in (None, miners.TopK(1), miners.SemiHard(0.01)):  # of all admissible negatives, whatever is kept
-        assert mining_telemetry(IMAGES, worse.T, 4.0, miner=miner)["in_batch_accuracy"] == pytest.approx(4 / 6)
-    alone = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.SemiHard(0.01))
+        assert telemetry_of(IMAGES, worse.T, 4.0, miner=miner)["in_batch_accuracy"] == pytest.approx(4 / 6)
+    alone = telemetry_of(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.SemiHard(0.01))
     assert alone["kept_share"] == 0
     assert math.isnan(alone["false_negative_share"])
 
@@ -55,10 +55,10 @@ def test_telemetry_of_what_a_miner_keeps():
 def test_false_negatives_are_counted_among_all_negatives_too_whatever_the_miner_keeps():
     worse = COSINES.clone()
     worse[1, 2] = 0.85  # above image 1's 0.8 and text 2's 0.67; text 2's 0.12 is far below
-    found = mining_telemetry(IMAGES, worse.T, 4.0, miner=miners.TopK(1))
+    found = telemetry_of(IMAGES, worse.T, 4.0, miner=miners.TopK(1))
     assert found["false_negative_share"] == pytest.approx(2 / 6)
     assert found["admissible_false_negative_share"] == pytest.approx(2 / 12)
-    everything = mining_telemetry(IMAGES, worse.T, 4.0)
+    everything = telemetry_of(IMAGES, worse.T, 4.0)
     assert everything["false_negative_share"] == everything["admissible_false_negative_share"]
     assert found["rows"] == 3
 
@@ -67,16 +67,16 @@ def test_telemetry_counts_weights_as_so_many_negatives():
     def half(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         return negatives * 0.5
 
-    found = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=half)
+    found = telemetry_of(IMAGES, TEXTS, torch.tensor(4.0), miner=half)
     assert found["kept_share"] == 0.5
-    everything = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0))
+    everything = telemetry_of(IMAGES, TEXTS, torch.tensor(4.0))
     assert found["effective_negatives"] == pytest.approx(everything["effective_negatives"])
 
 
 def test_telemetry_leaves_out_rows_that_do_not_count_and_counts_known_false_negatives():
     broken = torch.cat([IMAGES, torch.full((1, 3), torch.nan)]), torch.cat([TEXTS, torch.full((1, 3), torch.nan)])
     valid = torch.tensor([True, True, True, False])
-    found = mining_telemetry(*broken, torch.tensor(4.0), valid=valid, same=[torch.tensor([5, 6, 5, 5])])
+    found = telemetry_of(*broken, torch.tensor(4.0), valid=valid, same=[torch.tensor([5, 6, 5, 5])])
     assert found["rows"] == 3
     assert found["known_false_negative_share"] == pytest.approx(1 / 3)  # rows 0 and 2, of three pairs
     lines = [[0.7], [0.2, 0.63], [0.34], [0.2], [0.7, 0.34], [0.63]]  # of what is left, in both directions
@@ -86,7 +86,7 @@ def test_telemetry_leaves_out_rows_that_do_not_count_and_counts_known_false_nega
 
 def test_telemetry_takes_no_draw_from_the_run():
     state = torch.get_rng_state()
-    mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.GumbelTopK(1))
+    telemetry_of(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.GumbelTopK(1))
     assert torch.equal(torch.get_rng_state(), state)
 
 

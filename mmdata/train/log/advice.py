@@ -15,8 +15,6 @@ LARGEST_CHANCE = 0.1
 """Of fewer than ten candidates R@1 says little."""
 LAST_PART = 0.25
 """Share of the steps, up to the last measurement, whose measurements are averaged: the model before was another one."""
-DRIFTED = 0.9
-"""Cosine of a queue's oldest features with those of now, below which they pull the model away."""
 
 Line = Mapping[str, Any]
 
@@ -80,18 +78,10 @@ def advise(lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
         lines: of metrics.jsonl, oldest first.
         settings: of the run, as in config.yaml.
     """
-    found, advice = measured(lines), list[str]()
-    if found is not None and found.accuracy is not None:
-        told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin})"
-        advice.append(f"{told}{_meaning(found, lines, settings)}")
-    drifted = min((line.get("oldest_similarity", 1.0) for line in lines), default=1.0)
-    if drifted < DRIFTED:
-        advice.append(
-            f"the queue's oldest features had a cosine of {drifted:.2f} with those that the model made of the same "
-            "rows then: such negatives pull it away; a lower train.lr, fewer train.queue, or train.teacher keep them "
-            "together (docs/mine.md)."
-        )
-    return "; ".join(advice)
+    found = measured(lines)
+    if found is None or found.accuracy is None:
+        return ""
+    return f"in-batch accuracy {found.accuracy:.2f} ({found.origin}){_meaning(found, lines, settings)}"
 
 
 def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]) -> str:

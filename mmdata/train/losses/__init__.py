@@ -1,27 +1,24 @@
 """Contrastive losses over the global batch.
 
-- `functional`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
-- `pairs`: which pairs of rows and columns are negatives. `global_batch`: one rank's view of all ranks' rows.
+- `functional`: the losses, functions of features: clip, multi-positive, siglip, triplet.
+- `pairs`: which pairs of rows and columns are negatives, and negatives from outside the batch.
+- `global_batch`: one rank's view of all ranks' rows.
 - `tiles`: similarities without a miner, tile by tile; `rows`: with a miner, which needs whole rows.
 - `telemetry`: how hard the negatives are that a miner chose.
 - A masked row is neither positive nor negative; no matrix of all similarities is ever stored.
 """
 
-from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.functional import (
     clip_loss,
-    hard_negative_loss,
     multi_positive_loss,
     siglip_loss,
     triplet_loss,
 )
-from mmdata.train.losses.telemetry import mining_telemetry
+from mmdata.train.losses.pairs import ExtraNegatives
 
 __all__ = [
     "ExtraNegatives",
     "clip_loss",
-    "hard_negative_loss",
-    "mining_telemetry",
     "multi_positive_loss",
     "siglip_loss",
     "triplet_loss",

@@ -10,7 +10,6 @@ divided by W, is exact whatever each rank holds. Similarities are computed in ti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.config.train import LossPrecision
-from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
 from mmdata.train.miners import AnyMiner
@@ -66,11 +65,26 @@ def clip_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    if miner is None:
-        return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images, precision))
-    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
-    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
-    return batch.global_mean((of_images + of_texts) / 2)
+    if miner is not None:
+        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+        return batch.global_mean((of_images + of_texts) / 2)
+    own = logit_scale * (batch.images * batch.texts).sum(1)  # (B,)
+    texts = collectives.gather_with_grad(batch.texts)
+    # Each similarity is computed once, and used for both directions.
+    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=logit_scale, precision=precision)
+    assert over_images is not None, "both"
+    over_images = collectives.log_sum_exp(over_images)[batch.own]
+    total = torch.zeros_like(own)
+    for sums, anchors, extra in ((over_texts, batch.images, extra_texts), (over_images, batch.texts, extra_images)):
+        # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
+        terms = [torch.zeros_like(own), sums - own]
+        if extra is not None:
+            columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
+            outside, _ = log_sum_exps(anchors, columns, pairs, scale=logit_scale, both=False, precision=precision)
+            terms.append(outside - own)
+        total = total + torch.stack(terms).logsumexp(0)
+    return batch.global_mean(total.sum() / 2)
 
 
 def multi_positive_loss(
@@ -188,66 +202,6 @@ def triplet_loss(
     return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
 
 
-def hard_negative_loss(
-    image_features: Tensor,
-    text_features: Tensor,
-    logit_scale: Tensor | float,
-    *,
-    beta: float = 1.0,
-    prior: float = 0.0,
-    valid: Tensor | None = None,
-    same: Sequence[Tensor] = (),
-) -> Tensor:
-    """InfoNCE that weighs negatives by their hardness, and corrects for the positives among them.
-
-    Args:
-        image_features: (B, D), as in `clip_loss`.
-        text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
-        beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
-        prior: probability that a negative is a false one, 0 to below 1 (τ⁺ in the paper).
-        valid: bool (B,), as in `clip_loss`.
-        same: int64 (B,) each, as in `clip_loss`.
-
-    Returns:
-        Scalar, mean of both directions over the valid rows of all ranks, in nats.
-
-    Raises:
-        ValueError: row counts differ, or a setting out of range.
-
-    Source: Robinson et al. 2021, equation 4 and figure 3 (arXiv:2010.04592); Chuang et al. 2020 (arXiv:2007.00224).
-    """
-    if beta < 0 or not 0 <= prior < 1:
-        raise ValueError(f"beta must be 0 or more, prior 0 to below 1: got {beta} and {prior}")
-
-    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    logit_scale = batch.scalar("logit_scale", logit_scale)
-    return batch.global_mean(batch.sum_over_both(_reweighted, [logit_scale], beta=beta, prior=prior) / 2)
-
-
-def _infonce_of_all(
-    batch: GlobalBatch,
-    scale: Tensor,
-    extra_texts: ExtraNegatives | None,
-    extra_images: ExtraNegatives | None,
-    precision: LossPrecision,
-) -> Tensor:
-    """Sum over this rank's rows; each similarity is computed once and used for both directions."""
-    own = scale * (batch.images * batch.texts).sum(1)  # (B,)
-    texts = collectives.gather_with_grad(batch.texts)
-    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=scale, precision=precision)
-    assert over_images is not None, "both"
-    of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
-    for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
-        if extra is not None:
-            columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
-            sums, _ = log_sum_exps(anchors, columns, pairs, scale=scale, both=False, precision=precision)
-            negatives.append(sums - own)
-    # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
-    one = torch.zeros_like(own)
-    return (torch.stack([one, *of_images]).logsumexp(0) + torch.stack([one, *of_texts]).logsumexp(0)).sum() / 2
-
-
 def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
     logits = scale * scores
     return chosen.weighted_log_sum_exp(logits) - chosen.of_positives(logits)
@@ -263,30 +217,3 @@ def _sigmoid(scores: Tensor, chosen: ChosenPairs, scale: Tensor, bias: Tensor) -
 def _hinge(scores: Tensor, chosen: ChosenPairs, *, margin: float) -> Tensor:
     own = chosen.of_positives(scores)[:, None]  # (b, 1)
     return chosen.weighted_sum(F.relu(margin + scores - own), chosen.negatives)
-
-
-def _reweighted(scores: Tensor, chosen: ChosenPairs, scale: Tensor, *, beta: float, prior: float) -> Tensor:
-    logits = scale * scores
-    own = chosen.of_positives(logits)  # (b,)
-    count = chosen.negatives.sum(1, dtype=logits.dtype)  # (b,)
-    some = count > 0
-    # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
-    # would be -inf, and its gradient NaN.
-    usable = chosen.negatives | (chosen.positives & ~some[:, None])
-    hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
-    hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
-    if prior:
-        hard = _debiased(hard, own, count, scale, prior)
-    return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
-
-
-def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, prior: float) -> Tensor:
-    """The log of the sum over negatives minus the expected share of positives among them.
-
-    The sum is at least what it would be if every negative had the cosine -1.
-    """
-    top = torch.maximum(hard, own).detach()  # subtracted before exp, so that no term overflows
-    total = (hard - top).exp() - prior * count * (own - top).exp()
-    least = (1 - prior) * count * (-scale - top).exp()
-    total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
-    return total.log() + top - math.log1p(-prior)

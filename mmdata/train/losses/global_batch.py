@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from mmdata.train.keys import check_keys, check_mask
-from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.miner_weights import raise_if_flawed
-from mmdata.train.losses.pairs import Pairs
-from mmdata.train.losses.rows import RowLoss, as_chosen, masks, rowwise_sum
+from mmdata.train.losses.pairs import ExtraNegatives, Pairs, check_columns
+from mmdata.train.losses.rows import ChosenPairs, RowLoss, as_chosen, masks, rowwise_sum
 from mmdata.train.losses.tiles import on_device
-from mmdata.train.miners import AnyMiner, Side, are_flawed, check_shape, for_block
+from mmdata.train.miners import AnyMiner, Side, mine
 from mmdata.train.ranks import collectives
 
 
@@ -30,8 +27,6 @@ class GlobalBatch:
         pairs: of this rank's rows with the N rows of all ranks, images with texts or texts with images.
         num_valid: of the N rows.
         own: this rank's rows, as a slice of the N.
-        flaws: miners that gave weights, and how many of them are no weights; `sum_over` counts them, and `global_mean`
-            raises.
     """
 
     images: Tensor
@@ -39,7 +34,6 @@ class GlobalBatch:
     pairs: Pairs
     num_valid: Tensor | int
     own: slice
-    flaws: list[tuple[AnyMiner, Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
     def gather(
@@ -63,10 +57,20 @@ class GlobalBatch:
         Raises:
             ValueError: row counts differ, keys that are no integers, or a mask that is not bool.
         """
-        _check(images, texts, valid, same, labels)
+        if images.shape != texts.shape or images.ndim != 2:
+            raise ValueError(
+                f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
+                "must both be (B, D): row i of one pairs with row i of the other"
+            )
+        if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
+            raise ValueError(
+                f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
+                f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
+            )
+        check_columns(len(images), valid, same, labels)
         if valid is None and collectives.world_size() > 1:  # others may have rows that are not
             valid = torch.ones(len(images), dtype=torch.bool, device=images.device)
-        keys = [key.long() for key in (*same, *([] if labels is None else [labels]))]
+        keys = list(map(Tensor.long, (*same, *([] if labels is None else [labels]))))
         first = collectives.rank() * len(images)
         everyones = keys if valid is None else [*keys, valid.long()]
         if collectives.world_size() > 1:
@@ -109,13 +113,26 @@ class GlobalBatch:
         return anchors, collectives.gather_with_grad(others)
 
     def choose(
-        self, miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Tensor, negatives: Tensor
-    ) -> Tensor:
-        """What a miner returns for `rows` of this rank's anchors, (b, N)."""
-        numbers = slice(self.own.start + rows.start, self.own.start + rows.stop)
-        chosen = for_block(miner, side, numbers)(scores, positives, negatives)
-        check_shape(miner, chosen, negatives)
-        return chosen
+        self, side: Side, rows: slice, scores: Tensor, miner: AnyMiner | None, outside: Pairs | None = None
+    ) -> tuple[Tensor, ChosenPairs]:
+        """The admissible negatives of `rows` of this rank's anchors, bool (b, N + M), and what a miner makes of them.
+
+        Args:
+            side: of the anchors.
+            rows: of the B.
+            scores: (b, N + M), their cosines with the N rows of all ranks, and with M others.
+            miner: None keeps all.
+            outside: pairs of the B rows with the M others.
+        """
+        num_columns = len(self.images) * collectives.world_size()
+        pairs = self.pairs.block(rows, slice(0, num_columns))
+        others = None if outside is None else outside.block(rows, slice(0, scores.shape[1] - num_columns))
+        positives, negatives = on_device(masks, scores.device)(scores.detach(), pairs, others, num_columns)
+        chosen = negatives
+        if miner is not None:
+            numbers = slice(self.own.start + rows.start, self.own.start + rows.stop)
+            chosen = mine(miner, side, numbers, scores, positives, negatives)
+        return negatives, as_chosen(chosen, positives, negatives)
 
     def pairs_with(self, extra: ExtraNegatives) -> Pairs:
         """Pairs of this rank's rows with negatives from outside the batch."""
@@ -149,26 +166,15 @@ class GlobalBatch:
             settings: passed to `loss`.
         """
         anchors, columns = self.sides(side)
-        num_columns, outside = len(columns), None
+        outside = None
         if extra is not None:
             outside, columns = self.pairs_with(extra), torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
-        device, flaws = anchors.device, anchors.new_zeros(())
-        if miner is not None:
-            self.flaws.append((miner, flaws))
 
         def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
-            block = self.pairs.block(rows, slice(0, num_columns))
-            others = None if outside is None else outside.block(rows, slice(0, len(columns) - num_columns))
-            positives, negatives = on_device(masks, device)(scores.detach(), block, others, num_columns)
-            chosen = negatives
-            if miner is not None:
-                chosen = self.choose(miner, side, rows, scores, positives, negatives)
-                if chosen.dtype != torch.bool:  # where scores are not finite, the features are at fault
-                    found = (negatives & are_flawed(chosen.detach())).sum()
-                    flaws.add_(found * scores.detach().isfinite().all())
-            kept = as_chosen(chosen, positives, negatives)
-            losses = on_device(loss, device)(scores, kept, *leaves, **settings)
-            return losses if block.valid_rows is None else losses.where(block.valid_rows, 0.0)
+            _, chosen = self.choose(side, rows, scores, miner, outside)
+            losses = on_device(loss, scores.device)(scores, chosen, *leaves, **settings)
+            valid = self.pairs.valid_rows
+            return losses if valid is None else losses.where(valid[rows], 0.0)
 
         return rowwise_sum(of_block, anchors, columns, scalars)
 
@@ -177,42 +183,8 @@ class GlobalBatch:
         return self.sum_over("image", loss, scalars, **given) + self.sum_over("text", loss, scalars, **given)
 
     def global_mean(self, local: Tensor) -> Tensor:
-        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
-
-        Value and gradient are NaN if a miner gave an invalid weight; see `raise_if_flawed` for the error.
-        """
+        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part."""
         local = local / (self.num_valid.clamp(min=1) if isinstance(self.num_valid, Tensor) else max(1, self.num_valid))
-        # The counts of flaws are reduced with the sum, so that all ranks raise: one that raised alone would leave the
-        # others waiting in the next collective.
-        counts = [count for _, count in self.flaws]
-        everyones = collectives.all_reduce_sum(torch.stack([local.detach(), *counts]) if counts else local)
-        if counts:
-            flawed = torch.stack(counts).sum() > 0
-            local = local * torch.ones_like(local.detach()).masked_fill(flawed, torch.nan)
-        weighted = local * collectives.world_size()
-        result = (everyones[0] if counts else everyones) + (weighted - weighted.detach())
-        if counts:
-            raise_if_flawed([miner for miner, _ in self.flaws], everyones[1:])
-        return result
-
-
-def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[Tensor], labels: Tensor | None) -> None:
-    if images.shape != texts.shape or images.ndim != 2:
-        raise ValueError(
-            f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
-            "must both be (B, D): row i of one pairs with row i of the other"
-        )
-    if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
-        raise ValueError(
-            f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
-            f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
-        )
-    named = [("valid", valid), *(("same", key) for key in same), ("labels", labels)]
-    for name, column in named:
-        if column is None:
-            continue
-        if column.shape != (len(images),):
-            raise ValueError(
-                f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
-            )
-        (check_mask if name == "valid" else check_keys)(name, column)
+        # Where the loss is not finite, as with a miner's weight of NaN, its gradient is NaN too.
+        weighted = local * (collectives.world_size() + 0.0 * local.detach())
+        return collectives.all_reduce_sum(local) + (weighted - weighted.detach())

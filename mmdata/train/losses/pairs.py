@@ -1,11 +1,18 @@
-"""Which pairs of rows and columns are negatives: tensors with one entry a row or column, no matrix of pairs."""
+"""Which pairs of rows and columns are negatives, and negatives from outside the batch: captions written to be hard, or
+features of earlier batches. Tensors have one entry a row or column; there is no matrix of pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from mmdata.train.keys import check_keys
+from mmdata.train.ranks import collectives
 
 
 class Pairs(NamedTuple):
@@ -37,8 +44,8 @@ class Pairs(NamedTuple):
             first = self.partner + rows.start - columns.start
             partner = first if rows.start - rows.stop < first < columns.stop - columns.start else None
         return Pairs(
-            tuple(key[rows] for key in self.row_keys),
-            tuple(key[columns] for key in self.column_keys),
+            tuple(map(itemgetter(rows), self.row_keys)),
+            tuple(map(itemgetter(columns), self.column_keys)),
             None if self.valid_rows is None else self.valid_rows[rows],
             None if self.valid_columns is None else self.valid_columns[columns],
             partner,
@@ -76,3 +83,72 @@ class Pairs(NamedTuple):
         numbers = torch.arange(max(values.shape), device=values.device)
         first = values.shape[1] if self.partner is None else self.partner
         return numbers[: values.shape[0], None] + first == numbers[: values.shape[1]]
+
+
+@dataclass(frozen=True)
+class ExtraNegatives:
+    """Images or texts that belong to no row of the batch.
+
+    Attributes:
+        features: (M, D), L2-normalised. With several ranks, each rank contrasts its own; `gather` gives each rank all.
+        same: int64 (M,) each, in the order of the loss's `same`: not negatives of rows with an equal key. Empty:
+            negatives of all rows.
+        valid: bool (M,), False leaves a row out; None: all are valid.
+
+    Raises:
+        ValueError: counts differ, keys that are no integers, or a mask that is not bool.
+    """
+
+    features: Tensor
+    same: Sequence[Tensor] = ()
+    valid: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_columns(len(self.features), self.valid, self.same, of=" of the extra negatives")
+
+    def gather(self) -> ExtraNegatives:
+        """Those of all ranks, with gradient; M is equal on all of them. A collective."""
+        valid = None if self.valid is None else collectives.gather(self.valid.long()).bool()
+        same = [collectives.gather(key) for key in self.same]
+        return ExtraNegatives(collectives.gather_with_grad(self.features), same, valid)
+
+    def joined(self, others: ExtraNegatives) -> ExtraNegatives:
+        """These and then the others; both have the same columns in `same`."""
+        valid = [
+            torch.ones_like(x.features[:, 0], dtype=torch.bool) if x.valid is None else x.valid for x in (self, others)
+        ]
+        same = [torch.cat(both) for both in zip(self.same, others.same, strict=True)]
+        dtype = torch.promote_types(self.features.dtype, others.features.dtype)
+        features = torch.cat([self.features.to(dtype), others.features.to(dtype)])
+        return ExtraNegatives(features, same, torch.cat(valid))
+
+    def columns(self, dtype: torch.dtype) -> Tensor:
+        """The features (M, D), with zeros in rows that are not valid: their content reaches no gradient."""
+        features = self.features.to(dtype)
+        return features if self.valid is None else features.where(self.valid[:, None], 0.0)
+
+
+def check_columns(
+    rows: int, valid: Tensor | None, same: Sequence[Tensor], labels: Tensor | None = None, *, of: str = ""
+) -> None:
+    """Raise a ValueError where a column has not one entry a row, or one of another type.
+
+    Args:
+        rows: their number.
+        valid: a mask.
+        same: keys.
+        labels: further keys.
+        of: what has the rows, for the message.
+    """
+    for name, column in (*(("same", key) for key in same), ("labels", labels), ("valid", valid)):
+        if column is None:
+            continue
+        if column.shape != (rows,):
+            raise ValueError(f"{name}{of} has shape {tuple(column.shape)}, expected ({rows},): one entry a feature row")
+        if name != "valid":
+            check_keys(f"{name}{of}", column)
+        elif column.dtype != torch.bool:
+            raise ValueError(
+                f"valid{of} has dtype {str(column.dtype).removeprefix('torch.')}, expected bool: True where a row "
+                "counts; give valid.bool()"
+            )

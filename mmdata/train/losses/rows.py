@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.losses.tiles import blocks, one_pass
+from mmdata.train.miners import are_flawed
 from mmdata.train.ranks.first_order import first_order_only
 
 MAX_LOG_WEIGHT_GRADIENT = 10.0
@@ -78,12 +79,16 @@ def masks(scores: Tensor, pairs: Pairs, extra: Pairs | None, num_columns: int) -
 
 
 def as_chosen(chosen: Tensor, positives: Tensor, negatives: Tensor) -> ChosenPairs:
-    """What a miner returned, (b, N): without pairs that are no negatives, with weights where it gave some."""
+    """What a miner returned, (b, N): without pairs that are no negatives, with weights where it gave some.
+
+    A loss is NaN where a weight is NaN, infinite or negative.
+    """
     if chosen.dtype == torch.bool:
         return ChosenPairs(positives, chosen & negatives, None)
-    kept = (chosen > 0) & negatives
-    dropped = (chosen == 0) & negatives
-    return ChosenPairs(positives, kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0))
+    weights = chosen.masked_fill(are_flawed(chosen), torch.nan)
+    kept = (weights > 0) & negatives
+    dropped = negatives & ~kept
+    return ChosenPairs(positives, kept, weights.where(kept, 1.0) + weights.where(dropped, 0.0))
 
 
 def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Sequence[Tensor] = ()) -> Tensor:

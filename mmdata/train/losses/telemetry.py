@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import ChosenPairs, as_chosen
-from mmdata.train.losses.tiles import one_pass, slices
+from mmdata.train.losses.rows import ChosenPairs
+from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
@@ -19,26 +17,10 @@ NEAR = 0.05
 """A negative above the positive's cosine, or less than this below it, may be a false one."""
 
 
-def mining_telemetry(
-    image_features: Tensor,
-    text_features: Tensor,
-    logit_scale: Tensor | float,
-    *,
-    miner: AnyMiner | None = None,
-    valid: Tensor | None = None,
-    same: Sequence[Tensor] = (),
-) -> dict[str, float]:
+def mining_telemetry(batch: GlobalBatch, logit_scale: Tensor, miner: AnyMiner | None = None) -> dict[str, float]:
     """Measure mining on one global batch, both directions together. A collective.
 
     A miner that draws at random draws again; the state of the generator is restored.
-
-    Args:
-        image_features: (B, D), as in `losses.clip_loss`.
-        text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated.
-        miner: None keeps all negatives.
-        valid: bool (B,), likewise.
-        same: int64 (B,) each, likewise.
 
     Returns:
         Numbers of the global batch:
@@ -46,7 +28,7 @@ def mining_telemetry(
             in_batch_accuracy: anchors that are more similar to their positive than to any admissible negative / anchors
                 with one. Near 1, the batch is told apart.
             kept_share: weight of the kept negatives / admissible negatives.
-            known_false_negative_share: pairs that `same` rules out / pairs of different valid rows.
+            known_false_negative_share: pairs that keys rule out / pairs of different valid rows.
             false_negative_share: an estimate: of the kept negatives' weight what lies above the positive's cosine, or
                 less than `NEAR` below it.
             admissible_false_negative_share: the same of all admissible negatives, whatever the miner keeps.
@@ -54,28 +36,18 @@ def mining_telemetry(
                 mean of the anchors that have some. From 1, one negative has all the gradient, to their number.
         Shares are NaN where there is nothing to take a share of.
 
-    Raises:
-        ValueError: row counts differ.
-
     Example:
         Cosines [[0.9, 0.7, 0.1], [0.2, 0.8, 0.6], [0.5, 0.3, 0.7]] with TopK(1): half of the negatives are kept, none
         is above its positive, and the effective number is 1.
     """
-    device = image_features.device
+    device = batch.images.device
     sums = torch.zeros(8, dtype=torch.float64, device=device)  # counts pairs of any batch exactly
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), one_pass(device):
-        batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-        scale = batch.scalar("logit_scale", logit_scale)
         for side in ("image", "text"):
             anchors, columns = batch.sides(side)
-            for rows in slices(len(anchors), max(1, BLOCK_ELEMENTS // max(1, len(columns)))):
+            for rows in blocks(anchors, columns, whole_rows=True, elements=BLOCK_ELEMENTS)[0]:
                 scores = anchors[rows] @ columns.T  # (b, N)
-                pairs = batch.pairs.block(rows, slice(0, len(columns)))
-                positives, negatives = pairs.positives(scores), pairs.negatives(scores)
-                chosen = negatives
-                if miner is not None:
-                    chosen = batch.choose(miner, side, rows, scores, positives, negatives)
-                sums += _sums(scores, negatives, as_chosen(chosen, positives, negatives), scale)
+                sums += _sums(scores, *batch.choose(side, rows, scores, miner), logit_scale)
     sums = collectives.all_reduce_sum(sums)
     kept, admissible, near, admissible_near, perplexity, some, correct, all_anchors = sums.tolist()
     num_rows = int(batch.num_valid)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,24 +37,6 @@ MAX_GRAPHS = 64
 
 Part = tuple[Tensor, Tensor]
 """Sums of a tile's rows or columns over all tiles, and their gradient."""
-
-
-class Form(NamedTuple):
-    """What is summed over the negatives of each row and column.
-
-    Attributes:
-        sums: (rows (b, D), scaled columns (c, D), pairs, both) to sums over the columns (b,) and, if `both`, over the
-            rows (c,).
-        gradient: (rows, scaled columns, pairs, part of the rows, part of the columns) to the gradient of the
-            similarities (b, c), in the rows' type.
-        join: from the sums of two tiles to that of both.
-        empty: the sum of nothing.
-    """
-
-    sums: Callable[..., tuple[Tensor, Tensor | None]]
-    gradient: Callable[..., Tensor]
-    join: Callable[[Tensor, Tensor], Tensor]
-    empty: float
 
 
 def log_sum_exps(
@@ -86,7 +68,7 @@ def log_sum_exps(
     """
     # The scale is of the rows' type, in which its gradient is accumulated; autograd casts it back once.
     typed = rows.new_ones(()) if scale is None else scale.to(rows.dtype)
-    return _Tiled.apply(rows, columns, typed, None, pairs, LOG_SUM_EXP, both, precision)
+    return _Tiled.apply(rows, columns, typed, None, pairs, both, precision)
 
 
 def softplus_sums(
@@ -94,22 +76,20 @@ def softplus_sums(
 ) -> Tensor:
     """(B,): the sum of log(1 + exp(scale * similarity + bias)) over each row's negatives; else as `log_sum_exps`."""
     scale, bias = scale.to(rows.dtype), bias.to(rows.dtype)
-    return _Tiled.apply(rows, columns, scale, bias, pairs, SOFTPLUS, False, precision)[0]
+    return _Tiled.apply(rows, columns, scale, bias, pairs, False, precision)[0]
 
 
 def blocks(
     rows: Tensor, columns: Tensor, *, whole_rows: bool = False, elements: int | None = None
-) -> tuple[list[slice], list[slice]]:
+) -> list[list[slice]]:
     """Parts of the rows and of the columns, which make tiles: all columns if there are few, else four for each row."""
     elements = elements or TILE_ELEMENTS.get(rows.device.type, TILE_ELEMENTS["cuda"])
     num_columns = max(1, len(columns) if whole_rows else min(len(columns), 2 * int(elements**0.5)))
     num_rows = max(1, elements // num_columns)
-    return slices(len(rows), num_rows), slices(len(columns), num_columns)
-
-
-def slices(length: int, size: int) -> list[slice]:
-    """Parts of `size`, the last one with what is left."""
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    return [
+        [slice(start, min(start + size, length)) for start in range(0, length, size)]
+        for length, size in ((len(rows), num_rows), (len(columns), num_columns))
+    ]
 
 
 class _Tiled(torch.autograd.Function):
@@ -121,24 +101,23 @@ class _Tiled(torch.autograd.Function):
         scale: Tensor,
         bias: Tensor | None,
         pairs: Pairs,
-        form: Form,
         both: bool,
         precision: LossPrecision,
     ) -> tuple[Tensor, Tensor | None]:
-        over_columns = rows.new_full((len(rows),), form.empty)
-        over_rows = rows.new_full((len(columns),), form.empty) if both else None
-        sums = form.sums if bias is None else partial(form.sums, bias=bias)
+        join, empty = (torch.logaddexp, -torch.inf) if bias is None else (torch.add, 0.0)
+        over_columns = rows.new_full((len(rows),), empty)
+        over_rows = rows.new_full((len(columns),), empty) if both else None
         few = rows.bfloat16() if precision == "bf16" else rows
         by_rows, by_columns = blocks(rows, columns, elements=SUMMED_ELEMENTS if has_kernels(few) else None)
         with one_pass(rows.device, precision):
             for c in by_columns:
                 scaled = (scale * columns[c]).to(few.dtype)  # (c, D)
                 for r in by_rows:
-                    of_rows, of_columns = sums(few[r], scaled, pairs.block(r, c), both)
-                    over_columns[r] = form.join(over_columns[r], of_rows)
+                    of_rows, of_columns = sums_of_tile(few[r], scaled, pairs.block(r, c), bias, both)
+                    over_columns[r] = join(over_columns[r], of_rows)
                     if over_rows is not None and of_columns is not None:
-                        over_rows[c] = form.join(over_rows[c], of_columns)
-        ctx.pairs, ctx.form, ctx.precision = pairs, form, precision
+                        over_rows[c] = join(over_rows[c], of_columns)
+        ctx.pairs, ctx.precision = pairs, precision
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows, columns, scale, bias, over_columns, over_rows)
         return over_columns, over_rows
@@ -148,8 +127,9 @@ class _Tiled(torch.autograd.Function):
     def backward(
         ctx: Any, grad_over_columns: Tensor | None, grad_over_rows: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        if grad_over_columns is None and grad_over_rows is None:
+            return (None,) * 7
         rows, columns, scale, bias, over_columns, over_rows = ctx.saved_tensors
-        form: Form = ctx.form
         grads = [
             torch.zeros_like(x) if needed else None
             for x, needed in zip((rows, columns, scale, bias), ctx.needs_input_grad, strict=False)
@@ -158,17 +138,17 @@ class _Tiled(torch.autograd.Function):
         # The log of an empty sum is -inf, and exp(-inf - -inf) is NaN; with any finite number in its place it is 0.
         over_columns = over_columns.masked_fill(over_columns == -torch.inf, 0.0)
         over_rows = None if over_rows is None else over_rows.masked_fill(over_rows == -torch.inf, 0.0)
-        gradient = form.gradient if bias is None else partial(form.gradient, bias=bias)
         few = rows.bfloat16() if ctx.precision == "bf16" else rows
         by_rows, by_columns = blocks(rows, columns)
         with one_pass(rows.device, ctx.precision):
             for c in by_columns:
                 block = columns[c]  # (c, D)
-                scaled, of_columns = (scale * block).to(few.dtype), _part(over_rows, grad_over_rows, c)
+                scaled = (scale * block).to(few.dtype)
+                of_columns = None if over_rows is None or grad_over_rows is None else (over_rows[c], grad_over_rows[c])
                 grad_block = torch.zeros_like(block)  # with respect to the scaled columns
                 for r in by_rows:
-                    of_rows = _part(over_columns, grad_over_columns, r)
-                    grad = gradient(few[r], scaled, ctx.pairs.block(r, c), of_rows, of_columns)  # (b, c)
+                    of_rows = None if grad_over_columns is None else (over_columns[r], grad_over_columns[r])
+                    grad = gradient_of_tile(few[r], scaled, ctx.pairs.block(r, c), bias, of_rows, of_columns)  # (b, c)
                     if grad_rows is not None:
                         grad_rows[r] += product(grad, scaled)
                     if grad_columns is not None or grad_scale is not None:
@@ -180,7 +160,7 @@ class _Tiled(torch.autograd.Function):
                     grad_scale += (grad_block * block).sum()
                 if grad_columns is not None:
                     grad_columns[c] = grad_block * scale
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None)
 
 
 def product(rows: Tensor, columns: Tensor) -> Tensor:
@@ -192,43 +172,48 @@ def product(rows: Tensor, columns: Tensor) -> Tensor:
     return rows.float() @ columns.float()
 
 
-def infonce_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool) -> tuple[Tensor, Tensor | None]:
-    """Log-sum-exps over a tile's negatives."""
+def sums_of_tile(
+    rows: Tensor, scaled: Tensor, pairs: Pairs, bias: Tensor | None, both: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Sums over a tile's negatives, over the columns (b,) and, if `both`, over the rows (c,).
+
+    Args:
+        rows: (b, D).
+        scaled: columns times scale, (c, D).
+        pairs: says which pairs are negatives.
+        bias: None: log-sum-exps; else sums of softplus, over the columns only.
+        both: whether sums over the rows are wanted.
+    """
+    assert bias is None or not both, "no caller needs them"
     if has_kernels(rows):
-        return _kernels().log_sum_exps(rows, scaled, pairs, both)
-    return on_device(_log_sum_exps, rows.device)(product(rows, scaled.T), pairs, both)
-
-
-def infonce_gradient(
-    rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part | None, of_columns: Part | None
-) -> Tensor:
-    """The gradient of a tile's similarities, from the log-sum-exps of all tiles."""
-    if has_kernels(rows):
-        return _kernels().log_sum_exps_gradient(rows, scaled, pairs, of_rows, of_columns)
-    tile = product(rows, scaled.T)
-    return on_device(_log_sum_exps_gradient, rows.device)(tile, pairs, of_rows, of_columns, rows.dtype)
-
-
-def siglip_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool, *, bias: Tensor) -> tuple[Tensor, None]:
-    """Sums of softplus over a tile's negatives, over the columns only."""
-    assert not both, "no caller needs them"
-    if has_kernels(rows):
+        if bias is None:
+            return _kernels().log_sum_exps(rows, scaled, pairs, both)
         return _kernels().softplus_sums(rows, scaled, pairs, bias), None
-    return on_device(_softplus_sums, rows.device)(product(rows, scaled.T), pairs, bias), None
+    tile = product(rows, scaled.T)
+    if bias is None:
+        return on_device(_log_sum_exps, rows.device)(tile, pairs, both)
+    return on_device(_softplus_sums, rows.device)(tile, pairs, bias), None
 
 
-def siglip_gradient(
-    rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part, of_columns: None, *, bias: Tensor
+def gradient_of_tile(
+    rows: Tensor,
+    scaled: Tensor,
+    pairs: Pairs,
+    bias: Tensor | None,
+    of_rows: Part | None,
+    of_columns: Part | None,
 ) -> Tensor:
-    """The gradient of a tile's similarities."""
+    """The gradient of a tile's similarities (b, c), in the rows' type, from the sums of all tiles."""
+    if bias is None:
+        if has_kernels(rows):
+            return _kernels().log_sum_exps_gradient(rows, scaled, pairs, of_rows, of_columns)
+        tile = product(rows, scaled.T)
+        return on_device(_log_sum_exps_gradient, rows.device)(tile, pairs, of_rows, of_columns, rows.dtype)
+    assert of_rows is not None, "the only sums"
     if has_kernels(rows):
         return _kernels().softplus_gradient(rows, scaled, pairs, bias, of_rows[1])
     tile = product(rows, scaled.T)
     return on_device(_softplus_gradient, rows.device)(tile, pairs, bias, of_rows[1], rows.dtype)
-
-
-LOG_SUM_EXP = Form(infonce_sums, infonce_gradient, torch.logaddexp, -torch.inf)
-SOFTPLUS = Form(siglip_sums, siglip_gradient, torch.add, 0.0)
 
 
 def _log_sum_exps(tile: Tensor, pairs: Pairs, both: bool) -> tuple[Tensor, Tensor | None]:
@@ -256,10 +241,6 @@ def _softplus_sums(tile: Tensor, pairs: Pairs, bias: Tensor) -> Tensor:
 
 def _softplus_gradient(tile: Tensor, pairs: Pairs, bias: Tensor, of_rows: Tensor, dtype: torch.dtype) -> Tensor:
     return pairs.masked((tile + bias).sigmoid() * of_rows[:, None], 0.0).to(dtype)
-
-
-def _part(sums: Tensor | None, grad: Tensor | None, part: slice) -> Part | None:
-    return None if sums is None or grad is None else (sums[part], grad[part])
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What a run remembers beyond its batch.
 
 - `kept`: all of it behind one interface, of which the settings ask for each part.
-- `queue`: features of earlier batches as further negatives. `drift`: how far they are from those of the model now.
+- `queue`: features of earlier batches as further negatives.
 - `feature_cache`: the features of every row, written to disk as training goes on, for later runs.
 - `ema`: an exponential moving average of the weights, for evaluation and as a teacher.
-- `neighbours`: groups of similar rows, made of such features; a plan puts them into one batch. `regroup`: in a run.
+- `neighbours`: groups of similar rows, made of such features; a plan puts them into one batch.
 """

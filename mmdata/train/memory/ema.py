@@ -57,9 +57,19 @@ class EMA:
         for ours, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
 
+    @torch.no_grad()
     def embed(self, batch: Batch) -> DualEncoderOutput:
-        """The average's features of this rank's rows, see `embed`."""
-        return embed(self.model, batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
+        """The average's features of this rank's rows, at least float32, without the negative captions."""
+        device = next(self.model.parameters()).device
+        outputs: list[DualEncoderOutput] = []
+        positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
+        for part in split(positives, self.micro_batch_size or len(batch["valid"])):
+            with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
+                outputs.append(cast(DualEncoderOutput, self.model(part)))
+        images = torch.cat([output.image_features for output in outputs])  # (B, D)
+        texts = torch.cat([output.text_features for output in outputs])  # (B, D)
+        precise = torch.promote_types(images.dtype, torch.float32)
+        return DualEncoderOutput(images.to(precise), texts.to(precise))
 
     def teacher_mask(self, features: DualEncoderOutput) -> miners.TeacherMask | None:
         """The false negatives in the global batch, from what `embed` made of this rank's rows; None without a margin.
@@ -82,31 +92,3 @@ class EMA:
 def _local(parameter: Tensor) -> Tensor:
     """What this rank holds of it."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-@torch.no_grad()
-def embed(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    micro_batch_size: int | None = None,
-    autocast_dtype: torch.dtype | None = None,
-) -> DualEncoderOutput:
-    """Features of a batch, at least float32, without a graph and without the negative captions.
-
-    Args:
-        model: not wrapped in DDP, in the mode that it shall be in.
-        batch: B rows, on the model's device.
-        micro_batch_size: rows per forward; None: all at once.
-        autocast_dtype: of the forward; None: that of the weights.
-    """
-    device = next(model.parameters()).device
-    outputs: list[DualEncoderOutput] = []
-    positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
-    for part in split(positives, micro_batch_size or len(batch["valid"])):
-        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            outputs.append(cast(DualEncoderOutput, model(part)))
-    images = torch.cat([output.image_features for output in outputs])  # (B, D)
-    texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-    precise = torch.promote_types(images.dtype, torch.float32)
-    return DualEncoderOutput(images.to(precise), texts.to(precise))

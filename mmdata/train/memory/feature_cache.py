@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch
-from mmdata.errors import ConfigError, DataError, TrainingError
+from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.neighbours import FeatureSide, side_features
@@ -113,14 +113,9 @@ class FeatureCache:
         }
 
     def features(self) -> NDArray[np.float16]:
-        """The file itself, (rows, D), with all that is written so far; zeros where nothing is. On rank 0.
-
-        Raises:
-            TrainingError: no batch was written.
-        """
+        """The file itself, (rows, D), with all that is written so far; zeros where nothing is. On rank 0."""
         self._write()
-        if self._files is None:
-            raise TrainingError("feature cache: no batch of it has been written")
+        assert self._files is not None, "a batch was kept"
         return self._files[0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,8 +138,10 @@ class FeatureCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         features = np.lib.format.open_memmap(self.folder / FEATURES, mode="w+", dtype="<f2", shape=(self.rows, width))
         steps = np.lib.format.open_memmap(self.folder / STEPS, mode="w+", dtype="<i4", shape=(self.rows,))
-        for name in (FEATURES, STEPS):
-            _allocate(self.folder / name)
+        for path in (self.folder / FEATURES, self.folder / STEPS):
+            with naming(path), path.open("r+b") as file:
+                # The disk space is taken now: a later store to a page that finds none kills the process (SIGBUS).
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         steps[:] = NEVER_WRITTEN
         self._files = features, steps
 
@@ -193,9 +190,3 @@ class FeatureCache:
         unique, last = np.unique(rows, return_index=True)  # of a row that came twice, the last features
         exists = unique >= 0
         self.write(unique[exists], features[last[exists]], step)
-
-
-def _allocate(path: Path) -> None:
-    """Take the disk space of a mapped file now: a later store to a page that finds none kills the process (SIGBUS)."""
-    with naming(path), path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

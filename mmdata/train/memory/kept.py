@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from torch import nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.train.batches import Batches
-from mmdata.train.memory.drift import QueueDrift
+from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.feature_cache import FeatureCache
+from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 from mmdata.train.memory.queue import FeatureQueue
-from mmdata.train.memory.regroup import regroup
 from mmdata.train.miners import TeacherMask
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import check_same_batches, on_all, on_first
 
 
 class RunMemory:
@@ -44,18 +46,16 @@ class RunMemory:
         *,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
-        device, after_steps = next(model.parameters()).device, config.mining_after_steps
-        embedding: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "autocast_dtype": autocast_dtype}
-        self.batches, self.device, self.seed = batches, device, config.seed
-        self.teacher = self.queue = self.drift = self.cache = None
+        self.config, self.batches = config, batches
+        self.device = next(model.parameters()).device
+        self.teacher = self.queue = self.cache = None
         if config.teacher is not None:
-            self.teacher = EMA(model, config.teacher, **embedding)
+            size = config.micro_batch_size
+            self.teacher = EMA(model, config.teacher, micro_batch_size=size, autocast_dtype=autocast_dtype)
         if config.queue is not None:
-            self.queue = FeatureQueue(config.queue, after_steps, device=device)
-            self.drift = QueueDrift(config.queue, after_steps, **embedding)
+            self.queue = FeatureQueue(config.queue, config.mining_after_steps, device=self.device)
         if config.feature_cache is not None:
             self.cache = FeatureCache.of_loader(config.feature_cache, batches, folder)
-        self._after_steps = after_steps
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
     def shard(self, device: torch.device) -> None:
@@ -66,12 +66,10 @@ class RunMemory:
     def teacher_mask(self, batch: Batch, step: int) -> TeacherMask | None:
         """The teacher's false negatives in the batch of the update after `step` updates. A collective."""
         self._of_teacher = None
-        if self.teacher is None or step < self._after_steps:
-            return None
-        if self.queue is None and self.teacher.config.margin is None:
+        if self.teacher is None or step < self.config.mining_after_steps:
             return None
         features = self.teacher.embed(batch)
-        self._of_teacher = features if self.queue else None
+        self._of_teacher = features
         return self.teacher.teacher_mask(features)
 
     def keep(self, model: nn.Module, output: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -87,22 +85,44 @@ class RunMemory:
             self.teacher.update(model)
         if self.cache is not None:
             self.cache.keep(output, batch, step)
-        for part in (self.queue, self.drift):
-            if part is not None:
-                part.keep(self._of_teacher or output, batch, step)
-        if self.drift is not None:
-            self.drift.measure(model, step + 1)
+        if self.queue is not None:
+            self.queue.keep(self._of_teacher or output, batch, step)
 
     def regroup(self, epoch: int) -> dict[str, float]:
-        """Give the loader new groups at the start of an epoch, where it takes them; see `regroup`. A collective."""
-        return regroup(self.batches, self.cache, epoch, seed=self.seed, device=self.device)
+        """Let the loader go on with the neighbours of now, at the start of an epoch where it is due. A collective.
+
+        Rank 0 computes. Rows that no batch has held have no group.
+
+        Returns:
+            seconds; and similarity of two rows of a group, random_similarity of two of random groups (mean cosines),
+            which are there on the rank that computed and not where the run has made these groups before. Empty where
+            the loader takes no groups now.
+        """
+        regroups, cache = LoaderExtras.of(self.batches).regroups, self.cache
+        if regroups is None or cache is None or not regroups.is_due(epoch):
+            return {}
+        group, started, found = collectives.cpu_group(), time.perf_counter(), dict[str, float]()
+
+        def make() -> None:
+            if regroups.has_groups(epoch):
+                return
+            features = cache.features()
+            search: dict[str, Any] = {"seed": self.config.seed + epoch, "device": self.device}
+            of_rows = group_neighbours(features, regroups.group_size, same=regroups.rows_alike(), **search)
+            near, random = mean_similarity(features, of_rows, **search)
+            found.update(similarity=near, random_similarity=random)
+            regroups.write_groups(epoch, of_rows.numpy())
+
+        on_first(make, group, takes=collectives.LONG)
+        on_all(lambda: regroups.use_groups(epoch), group)
+        check_same_batches(LoaderExtras.of(self.batches).identity, group)
+        return {"seconds": time.perf_counter() - started, **found}
 
     def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
         """Kind and numbers of each line for metrics.jsonl after `step` updates."""
-        drift = self.drift.telemetry() if self.drift else {}
         for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
             if part is not None:
-                yield kind, part.telemetry(step) | (drift if kind == "queue" else {})
+                yield kind, part.telemetry(step)
 
     def _parts(self) -> dict[str, Any]:
         parts = {"teacher": self.teacher, "queue": self.queue, "cache": self.cache}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.train.keys import check_keys
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives
 

@@ -1,8 +1,11 @@
-"""The loss of a training step: the settings of the section train, called with a model's output and a batch."""
+"""The loss and miner of a training step, as the section train names them."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
+from inspect import isfunction, signature
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -11,19 +14,27 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.config.train import LossName
-from mmdata.errors import ConfigError
-from mmdata.train import losses
+from mmdata.config.train import LossName, MinerConfig, NamedMinerConfig, UserConfig
+from mmdata.errors import ConfigError, where_to_look
+from mmdata.train import losses, miners
 from mmdata.train.keys import check_keys
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
-from mmdata.train.miners import All, AnyMiner, Chain
+from mmdata.train.miners import AnyMiner, BlockMiner, Chain, Miner, Side, for_block
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.named_miner import configured
 
 NO_IMAGE = -(2**63)
 """Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""
+BY_NAME = {
+    "all": miners.All,
+    "top_k": miners.TopK,
+    "semi_hard": miners.SemiHard,
+    "gumbel_top_k": miners.GumbelTopK,
+    "same_group": miners.SameGroup,
+}
+"""Miner classes by the setting `name`; the other settings of a miner are its arguments."""
 
 
 class ContrastiveLoss:
@@ -34,11 +45,11 @@ class ContrastiveLoss:
         miner: chooses negatives; None keeps all. The settings' own miner is made by `make_loss`.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
             Needs `mask_false_negatives` and the hashes.
-        settings: with a name: further settings of the section train, such as `positives`, `hard_negative_beta` and
-            `loss_precision`. `mask_false_negatives` is True if it is not given, and asks for no hashes.
+        settings: with a name: further settings of the section train, such as `positives` and `loss_precision`.
+            `mask_false_negatives` is True if it is not given, and asks for no hashes.
 
     Raises:
-        ValueError: an unknown loss or setting; a queue or a miner with a loss that takes none.
+        ValueError: an unknown loss or setting; a queue with a loss that takes none.
     """
 
     def __init__(
@@ -63,10 +74,6 @@ class ContrastiveLoss:
                 "queue: needs train.mask_false_negatives=true: without it a row's own image and caption, seen "
                 "an epoch ago, would be its hardest negatives"
             )
-        if name == "hard_negative" and miner is not None:
-            raise ValueError(
-                f"loss '{name}' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
-            )
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         """Scalar loss of `output`, the model's features of `batch`.
@@ -80,12 +87,34 @@ class ContrastiveLoss:
                 f"output is a {type(output).__name__}, expected a DualEncoderOutput: give DualEncoderOutput("
                 "image_features, text_features, logit_scale), or call a function of mmdata.train.losses with tensors"
             )
-        self.check_fits(
-            has_bias=output.logit_bias is not None, has_negative_captions=output.negative_text_features is not None
-        )
-        loss = self._loss(output, batch)
+        images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
+        captions = output.negative_text_features
+        self.check_fits(has_bias=bias is not None, has_negative_captions=captions is not None)
+        name, precision = self.config.loss, self.config.loss_precision
+        if precision == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
+            precision = "bf16"
+        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
+        if name == "triplet":
+            loss = losses.triplet_loss(images, texts, **given)
+        elif scale is None:
+            raise ValueError(
+                f"loss '{name}' needs a scale, and the model's output has none: return DualEncoderOutput("
+                "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
+            )
+        elif name == "multi_positive":
+            loss = losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
+        elif name == "siglip":
+            assert bias is not None, "check_fits"
+            loss = losses.siglip_loss(images, texts, scale, bias, precision=precision, **given)
+        else:
+            if self.queue is not None:
+                given["same"] = keys_of(batch)
+            if self.queue is not None or captions is not None:
+                extra = self._extra(captions, batch, with_keys=len(given["same"]) > 0)
+                given["extra_images"], given["extra_texts"] = extra
+            loss = losses.clip_loss(images, texts, scale, precision=precision, **given)
         # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
-        for value in (output.logit_scale, output.logit_bias):
+        for value in (scale, bias):
             loss = loss if value is None else loss + 0.0 * value
         return loss
 
@@ -103,65 +132,27 @@ class ContrastiveLoss:
                 f"loss '{name}' takes no negative captions: set train.loss to clip, or leave data.negative_captions out"
             )
 
-    def _loss(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        name, images, texts = self.config.loss, output.image_features, output.text_features
-        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch)}
-        if name == "hard_negative":
-            beta = self.config.hard_negative_beta
-            return losses.hard_negative_loss(images, texts, self._scale(output), beta=beta, **given)
-        given["miner"] = self.miner
-        if name == "triplet":
-            return losses.triplet_loss(images, texts, **given)
-        scale = self._scale(output)
-        if name == "multi_positive":
-            return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
-        given["precision"] = self.config.loss_precision
-        if given["precision"] == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
-            given["precision"] = "bf16"
-        if name == "siglip":
-            assert output.logit_bias is not None, "check_fits"
-            return losses.siglip_loss(images, texts, scale, output.logit_bias, **given)
-        if self.queue is not None:
-            given["same"] = keys_of(batch)
-        extra_images, extra_texts = self._extra(output, batch, with_keys=len(given["same"]) > 0)
-        return losses.clip_loss(images, texts, scale, **given, extra_texts=extra_texts, extra_images=extra_images)
-
     def _extra(
-        self, output: DualEncoderOutput, batch: Batch, *, with_keys: bool
+        self, captions: Tensor | None, batch: Batch, *, with_keys: bool
     ) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
         """The queue's images; the negative captions and the queue's texts. Every rank holds the whole queue."""
-        captions = None
-        if output.negative_text_features is not None:
-            same: list[Tensor] = []
-            if with_keys and "negative_caption_hash" in batch:  # no negative of images whose own caption is the same
-                # In the order of the rows' keys, image_hash and caption_hash. No negative caption has an image.
-                same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
-            captions = ExtraNegatives(output.negative_text_features, same, batch.get("negative_valid")).gather()
-        kept = None if self.queue is None else self.queue.negatives()
-        if kept is None:
-            return None, captions
-        images, texts = kept
-        return images, texts if captions is None else captions.joined(texts)
+        images, texts = (None if self.queue is None else self.queue.negatives()) or (None, None)
+        if captions is None:
+            return images, texts
+        same: list[Tensor] = []
+        if with_keys and "negative_caption_hash" in batch:  # no negative of images whose own caption is the same
+            # In the order of the rows' keys, image_hash and caption_hash. No negative caption has an image.
+            same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
+        written = ExtraNegatives(captions, same, batch.get("negative_valid")).gather()
+        return images, written if texts is None else written.joined(texts)
 
     def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float]:
         """What the miner makes of this batch; see `mining_telemetry`."""
         labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
-        return mining_telemetry(
-            output.image_features,
-            output.text_features,
-            self._scale(output),
-            miner=self.miner,
-            valid=batch["valid"],
-            same=[*self._same(batch), *labels],
-        )
-
-    def _scale(self, output: DualEncoderOutput) -> Tensor:
-        if output.logit_scale is None:
-            raise ValueError(
-                f"loss '{self.config.loss}' needs a scale, and the model's output has none: return DualEncoderOutput("
-                "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
-            )
-        return output.logit_scale
+        images, texts, same = output.image_features, output.text_features, [*self._same(batch), *labels]
+        everyones = GlobalBatch.gather(images, texts, batch["valid"], same=same)
+        scale = 1.0 if output.logit_scale is None else output.logit_scale  # a triplet loss has none
+        return mining_telemetry(everyones, everyones.scalar("logit_scale", scale), self.miner)
 
     def _same(self, batch: Batch) -> list[Tensor]:
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
@@ -216,12 +207,76 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
     Raises:
         ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
     """
-    masks = config.teacher is not None and config.teacher.margin is not None
     queue = None if config.queue is None else FeatureQueue(config.queue)
     try:
-        loss = make_loss(sys.maxsize, config, All() if masks else None, queue)  # All stands for any miner
+        loss = make_loss(sys.maxsize, config, queue=queue)
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"train.{error}") from error
+
+
+def configured(config: NamedMinerConfig) -> AnyMiner:
+    """The miner alone, or in a chain after the miners that leave out false negatives.
+
+    Raises:
+        ConfigError: a user's class that does not exist or does not take its arguments, or a value out of range.
+    """
+    try:
+        parts: list[AnyMiner] = []
+        if config.false_negative_margin is not None:
+            parts.append(miners.FalseNegativeMargin(config.false_negative_margin))
+        if config.drop_hardest is not None:
+            parts.append(miners.DropHardest(config.drop_hardest))
+        if isinstance(config, UserConfig):
+            parts.append(_of_user(config))
+        else:
+            parts.append(BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields})))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"train.miner: {error}") from error
+    return parts[0] if len(parts) == 1 else miners.Chain(tuple(parts))
+
+
+def _of_user(config: UserConfig) -> AnyMiner:
+    target, given = config.target, config.arguments
+    try:
+        kind: Any = resolve_name(target)
+    except ImportError as error:
+        where = where_to_look(error, target.partition(":")[0])
+        raise ConfigError(f"train.miner.target '{target}': cannot be imported: {error}{where}") from error
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"train.miner.target '{target}': expected 'module:function' or 'module:Class' ({error})"
+        ) from error
+    try:
+        miner = kind if isfunction(kind) else kind(**given)
+        if not isinstance(miner, BlockMiner):
+            signature(miner).bind("scores", "positives", "negatives", **(given if miner is kind else {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"train.miner.arguments {given} of '{target}': {error}; a miner is called with (scores, positives, "
+            "negatives), and a function with the arguments too"
+        ) from error
+    return _UserMiner(target, partial(kind, **given) if miner is kind else miner)
+
+
+class _UserMiner:
+    """A user's miner, which messages call by its target. A ValueError in it ends the run with a traceback."""
+
+    def __init__(self, target: str, miner: AnyMiner) -> None:
+        self.__qualname__ = target
+        self._miner = miner
+
+    def block(self, side: Side, rows: slice) -> Miner:
+        """The miner for these anchors; see `BlockMiner`."""
+
+        def mine(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+            try:
+                return for_block(self._miner, side, rows)(scores, positives, negatives)
+            except ValueError as error:  # a command would show it in one line, without its place
+                raise RuntimeError(f"train.miner.target '{self.__qualname__}': {error}") from error
+
+        return mine

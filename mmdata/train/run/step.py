@@ -82,9 +82,9 @@ def train_step(
         return gradient_cache(forward, parts, lambda output: loss_function(output, batch), model=model, scaler=scaler)
     output = forward(batch)
     loss = loss_function(output, batch)
-    _scaled(loss, scaler).backward()
+    (loss if scaler is None else scaler.scale(loss)).backward()
     sharding.average_whole(model)
-    return StepOutput(loss.detach(), _detached(output))
+    return StepOutput(loss.detach(), tree_map_only(Tensor, torch.detach, output))
 
 
 def gradient_cache(
@@ -139,7 +139,7 @@ def gradient_cache(
     leaves = [_concatenated(values) for values in of_parts]
     output = tree_unflatten(leaves, structure)
     value = loss(output)
-    _scaled(value, scaler).backward()
+    (value if scaler is None else scaler.scale(value)).backward()
     end = _random_state()
     grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, of_parts, strict=True)]
     for number, (part, state) in enumerate(zip(parts, states, strict=True)):
@@ -153,7 +153,7 @@ def gradient_cache(
             if again:  # none if both towers are frozen and only the scale is trained
                 torch.autograd.backward([new for new, _ in again], [grad for _, grad in again])
     _set_random_state(end)
-    return StepOutput(value.detach(), _detached(output))
+    return StepOutput(value.detach(), tree_map_only(Tensor, torch.detach, output))
 
 
 def _first_pass(
@@ -168,7 +168,7 @@ def _first_pass(
         states.append(_random_state())
         # Not the last: DDP must not prepare for a backward pass that does not come.
         with torch.set_grad_enabled(compiled), parallel.adds_up(model, last=False):
-            outputs.append(_detached(forward(part)))
+            outputs.append(tree_map_only(Tensor, torch.detach, forward(part)))
     # In an autocast region of the caller, the second pass would get weights that this pass has cast without a graph.
     torch.clear_autocast_cache()
     return outputs, states
@@ -190,14 +190,6 @@ def _grads_by_part(leaf: Any, values: Sequence[Any]) -> list[Tensor | None]:
     if not grad.ndim:
         return [*[None] * (len(values) - 1), grad]
     return list(grad.split([len(value) for value in values]))
-
-
-def _detached(output: Any) -> Any:
-    return tree_map_only(Tensor, torch.detach, output)
-
-
-def _scaled(loss: Tensor, scaler: torch.amp.GradScaler | None) -> Tensor:
-    return loss if scaler is None else scaler.scale(loss)
 
 
 def _random_state() -> list[Tensor]:
