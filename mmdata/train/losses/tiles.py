@@ -22,7 +22,7 @@ from mmdata.config.train import LossPrecision
 from mmdata.train.compiler import compiles, up_to_graphs
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.precision import numerics
-from mmdata.train.ranks.first_order import first_order_only
+from mmdata.train.ranks.collectives import first_order_only
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Similarities of a tile, by device type: 1 MiB and 256 MiB of float32. The peak is a few times as much."""
