@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.miners import are_flawed
-from mmdata.train.ranks.first_order import first_order_only
+from mmdata.train.ranks.collectives import first_order_only
 
 MAX_LOG_WEIGHT_GRADIENT = 10.0
 """Log of the largest gradient with respect to a weight of 0. Without it, the gradient of a negative far above all drawn

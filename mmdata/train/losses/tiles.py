@@ -22,7 +22,7 @@ from mmdata.config.train import LossPrecision
 from mmdata.train.compiler import compiles, up_to_graphs
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.precision import numerics
-from mmdata.train.ranks.first_order import first_order_only
+from mmdata.train.ranks.collectives import first_order_only
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Similarities of a tile, by device type: 1 MiB and 256 MiB of float32. The peak is a few times as much."""
@@ -150,9 +150,9 @@ class _Tiled(torch.autograd.Function):
                     of_rows = None if grad_over_columns is None else (over_columns[r], grad_over_columns[r])
                     grad = gradient_of_tile(few[r], scaled, ctx.pairs.block(r, c), bias, of_rows, of_columns)  # (b, c)
                     if grad_rows is not None:
-                        grad_rows[r] += product(grad, scaled)
+                        add_product(grad_rows[r], grad, scaled)
                     if grad_columns is not None or grad_scale is not None:
-                        grad_block += product(grad.T, few[r])
+                        add_product(grad_block, grad.T, few[r])
                     if grad_bias is not None:
                         grad_bias += grad.sum(dtype=grad_bias.dtype)
                     del grad  # the next one takes its memory
@@ -170,6 +170,14 @@ def product(rows: Tensor, columns: Tensor) -> Tensor:
     if rows.device.type == "cuda":
         return torch.mm(rows, columns, out_dtype=torch.float32)
     return rows.float() @ columns.float()
+
+
+def add_product(total: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Add rows @ columns to `total`, in its type."""
+    if rows.dtype == total.dtype:
+        total.addmm_(rows, columns)
+    else:
+        total += product(rows, columns)
 
 
 def sums_of_tile(

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import wraps
 from inspect import signature
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
-from mmdata.train.ranks.first_order import first_order_only
+
+Gradients = TypeVar("Gradients")
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
@@ -267,6 +269,32 @@ def _renamed(new: str, old: str) -> Callable[..., object]:
 def gather_with_grad(rows: Tensor) -> Tensor:
     """As `gather`; backward sums the ranks' gradients of these rows (a reduce-scatter)."""
     return rows if world_size() == 1 else _Gather.apply(rows)
+
+
+def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Raise where the gradient that `backward` computes would itself be differentiated.
+
+    torch's `once_differentiable` raises only where the incoming gradient requires one. That of `loss.backward()` does
+    not, so the second derivative would silently be without the part that goes through the function.
+
+    Args:
+        backward: of an autograd.Function, a static method.
+
+    Raises:
+        RuntimeError: (when called) the caller set `create_graph=True`, as `torch.autograd.functional.hessian` does.
+    """
+
+    @wraps(backward)
+    def checked(*arguments: Any) -> Gradients:
+        if torch.is_grad_enabled():  # in backward: only with create_graph
+            raise RuntimeError(
+                "the losses of mmdata.train have no second derivative, and create_graph=True asks for one: call "
+                "backward() or torch.autograd.grad() without it; for a gradient penalty, or a Hessian, write the loss "
+                "in operations of torch"
+            )
+        return backward(*arguments)
+
+    return checked
 
 
 class _Gather(torch.autograd.Function):
