@@ -99,7 +99,9 @@ def measure(writer: CheckpointWriter, folder: Path, step: Callable[[], None], mo
 
     def read() -> None:
         state = load_checkpoint(path, parts=(), group=group)
-        read_tensors(path, state, like={"model": model.state_dict(), "optimizer": averages(model, optimizer)})
+        read_tensors(
+            path, state, like={"model": model.state_dict(), "optimizer": averages(model, optimizer, make=True)}
+        )
         load_weights(model, state, origin=str(path))
         load_averages(model, optimizer, state["optimizer"])
 
@@ -136,7 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as own:
         folder = Path(gather(own, group)[0]) / "checkpoints"
         turns: list[list[dict[str, float]]] = []
-        with CheckpointWriter(folder, keep=1, written=lambda _: None, say=print, group=group) as writer:
+        with CheckpointWriter(folder, keep=1, say=print, group=group) as writer:
             for turn in range(given.times):
                 turns.append(gather(measure(writer, folder, step, model, optimizer, turn), group))
         gather(None, group)
