@@ -27,9 +27,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     path = latest_checkpoint(folder)
     begin = 0 if path is None else load_checkpoint(path)["step"]
-    with CheckpointWriter(folder, keep=2, written=lambda step: print(step, flush=True), say=print) as writer:
+    with CheckpointWriter(folder, keep=2, say=print) as writer:
         for step in count(begin + 1):
             writer.wait()
+            if step > begin + 1:
+                print(step - 1, flush=True)
             writer.save(state_at(step), background=step % 2 == 0)
 
 
