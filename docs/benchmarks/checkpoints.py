@@ -99,7 +99,9 @@ def measure(writer: CheckpointWriter, folder: Path, step: Callable[[], None], mo
 
     def read() -> None:
         state = load_checkpoint(path, parts=(), group=group)
-        read_tensors(path, state, like={"model": model.state_dict(), "optimizer": averages(model, optimizer)})
+        read_tensors(
+            path, state, like={"model": model.state_dict(), "optimizer": averages(model, optimizer, make=True)}
+        )
         load_weights(model, state, origin=str(path))
         load_averages(model, optimizer, state["optimizer"])
 

@@ -3,14 +3,14 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "stall_timeout_s": 600, "slow_save_of": 6,
-                      "save_takes_s": 1000, "own_weights": false, "slow_rank": 0}'
+                      "save_takes_s": 1000, "own_weights": false, "slow_rank": 0, "no_memory": false}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, the last rank sleeps for `sleep_s`, sends itself `signal`, and raises `error`; the others sleep for
 `others_sleep_s`. `stall_timeout_s` is in place of the watchdog's. Rank `slow_rank` (else the last) waits for
 `save_takes_s` before it writes its share of the checkpoint of step `slow_save_of`, and makes batch `at` after the
 beginning of that. Otherwise a single process makes batch `at` when the checkpoint before it is written. With
-`own_weights` the ranks begin with other weights each.
+`own_weights` the ranks begin with other weights each; with `no_memory` the last rank has none for a copy of its state.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
@@ -179,6 +180,10 @@ def main() -> int:
     if "largest_file" in spec and collectives.rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
 
+    is_last = collectives.rank() == collectives.world_size() - 1
+    if is_last and spec.get("no_memory"):
+        # The error is that of torch's allocator.
+        DefaultStager.stage = lambda self, tensors: torch.empty(2**60, dtype=torch.uint8)  # type: ignore[method-assign]
     is_slow = collectives.rank() == spec.get("slow_rank", collectives.world_size() - 1)
     slow_save_of = spec.get("slow_save_of") if is_slow else None
     began = write_slowly(slow_save_of, spec.get("save_takes_s", 1000))
@@ -204,7 +209,7 @@ def main() -> int:
         model = model.double()
     trainer_module.STALL_TIMEOUT_S = spec.get("stall_timeout_s", watchdog.STALL_TIMEOUT_S)
     batches = SmallBatches(before)
-    if collectives.rank() == collectives.world_size() - 1:
+    if is_last:
         batches.steps = spec.get("steps_of_last", STEPS)
     trainer = Trainer(model, batches, config, output=output, evaluate=evaluate)
     return trainer.run()

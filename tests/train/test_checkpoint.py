@@ -23,6 +23,8 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import (
     Share,
     find_checkpoint,
+    find_damage,
+    known_checkpoints,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
@@ -100,6 +102,45 @@ def test_checkpoint_that_is_sound_outlives_newer_ones(tmp_path: Path):
     assert [name[-1] for name in names_in(tmp_path)] == ["5", "6"]
 
 
+def test_checkpoint_whose_removal_is_cut_short_has_its_name_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save(tmp_path, 1, 2)
+    unlink = os.unlink
+
+    def cut_short(path: Any, **given: Any) -> None:
+        unlink(path, **given)
+        if str(path).endswith(".distcp"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 3)
+    assert names_in(tmp_path) == [".step-0000000001.part", "step-0000000002", "step-0000000003"]
+    assert [find_damage(path) for path in known_checkpoints(tmp_path)] == ["", ""]
+    save(tmp_path, 4)
+    assert names_in(tmp_path) == ["step-0000000003", "step-0000000004"]
+
+
+def test_checkpoint_gives_back_a_loaders_state_whatever_its_keys(tmp_path: Path):
+    batches = {"of_worker": {0: torch.tensor([1]), "0": torch.tensor(2)}, "a.b": torch.tensor(3), "a": {"b": [4]}}
+    path = save_checkpoint(tmp_path, Share.of({**state_at(1), "batches": batches}), keep=1)
+    assert equal(load_checkpoint(path)["batches"], batches)
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ({"epoch": 1, "shards": {"order": np.arange(3)}}, r"'batches\.shards\.order' \(ndarray\)"),
+        ({"draw": lambda: 3}, r"'batches\.draw' \(function\)"),
+    ],
+)
+def test_checkpoint_of_what_could_not_be_read_back_is_not_written(batches: dict[str, Any], said: str):
+    with pytest.raises(
+        ConfigError, match=rf"the value of {said} cannot be read back: give tensors, .*torch.from_numpy"
+    ):
+        Share.of({**state_at(1), "batches": batches})
+
+
 def test_checkpoint_of_a_step_that_has_one_is_never_taken_away(tmp_path: Path):
     path = save(tmp_path, 5, 6)
     (path / "mark").touch()
@@ -120,6 +161,7 @@ def test_checkpoints_killed_at_any_moment_leave_the_last_good_one(tmp_path: Path
         assert path is not None
         state = load_checkpoint(path)
         assert equal(state, {"format": 1, **state_at(state["step"])})
+        assert [find_damage(known) for known in known_checkpoints(tmp_path)] in ([""], ["", ""])
         assert state["step"] in (written[-1], written[-1] + 1), "the one that was printed, or was just not yet"
         assert written[0] > before
         before = state["step"]
@@ -134,6 +176,7 @@ def test_checkpoints_killed_at_any_moment_leave_the_last_good_one(tmp_path: Path
         ("__0_0.distcp", "remove", "its file '__0_0.distcp' is missing"),
         ("files.json", "remove", "it has no files.json, which is written last: it was never complete"),
         ("files.json", "cut", "Expecting|Unterminated"),
+        ("files.json", "nest", "maximum recursion depth exceeded.*"),
     ],
 )
 def test_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str, damage: str, said: str):
@@ -144,10 +187,20 @@ def test_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str, damage
         if damage == "remove":
             (path / name).unlink()
         else:
-            rest = b"" if damage == "cut" else bytes([content[middle] ^ 1]) + content[middle + 1 :]
-            (path / name).write_bytes(content[:middle] + rest)
+            flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            (path / name).write_bytes(content[:middle] + {"cut": b"", "flip": flipped, "nest": b"[" * 10**5}[damage])
     way_back = r"to go on from 'step-0000000001', delete the checkpoints after it$"
     with pytest.raises(DataError, match=rf"step-0000000003': cannot be read .({said}).*; {way_back}"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["run.pt", ".metadata"])
+def test_checkpoint_whose_files_are_not_all_listed_is_refused(tmp_path: Path, name: str):
+    path = save(tmp_path, 3)
+    listed = json.loads((path / "files.json").read_text())
+    del listed["files"][name]
+    (path / "files.json").write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=f"files.json does not list '{name}'"):
         load_checkpoint(path)
 
 
@@ -254,14 +307,15 @@ def test_checkpoint_is_found_by_its_run_and_by_itself(tmp_path: Path):
         find_checkpoint(tmp_path / "theirs.pt")
 
 
-def test_checkpoint_share_deals_out_what_all_ranks_have(monkeypatch: pytest.MonkeyPatch):
-    teacher = {str(i): torch.zeros(size) for i, size in enumerate((4, 3, 2, 1, 2))}
+def test_checkpoint_share_deals_out_what_is_equal_on_all_ranks(monkeypatch: pytest.MonkeyPatch):
+    weights = {str(i): torch.zeros(size) for i, size in enumerate((4, 3, 2, 1, 2))}
+    state = {"step": 1, "model": weights | {"running_mean": torch.zeros(1)}, "optimizer": {key: {} for key in weights}}
     parts: list[list[str]] = []
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
     for rank in range(2):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
-        parts.append(list(Share.of({"step": 1, "memory": teacher}).tensors["memory"]))
-    assert parts == [["0", "3", "4"], ["1", "2"]]
+        parts.append(list(Share.of(state).tensors["model"]))
+    assert parts == [["0", "3", "4", "running_mean"], ["1", "2"]]
 
 
 def test_checkpoint_weights_that_do_not_fit_are_an_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager
 
 from mmdata.errors import TrainingError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
+from mmdata.train.run.watchdog import LONG_S
 from tests.train.small_run import SmallBatches
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small, run_two_ranks
 from tests.train.test_memory import equal
@@ -197,6 +200,54 @@ def test_error_of_the_run_comes_after_the_checkpoint_is_written(tmp_path: Path, 
     with pytest.raises(TrainingError, match="the loader is broken"):
         make_trainer(tmp_path, SmallBatches(before)).run()
     assert last_state(tmp_path)["step"] == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_run_may_wait_long_for_a_checkpoint(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last one is written in the step, and the one before it while the run ends with an error."""
+    waits, limits = threading.Event(), [0.0]
+
+    def before(number: int, rows: list[int]) -> None:
+        if fails and number == 5:
+            raise TrainingError("the loader is broken")
+
+    def at(doing: str, limit_s: float = 0.0) -> None:
+        limits.append(limit_s)
+        if doing == "writing a checkpoint" and trainer.step >= (4 if fails else 12):
+            waits.set()
+
+    Disk(monkeypatch, lambda step: (fails or step == 12) and waits.wait(PATIENCE_S) and written.append(limits[-1]))
+    written: list[float] = []
+    trainer = make_trainer(tmp_path, SmallBatches(before), evaluate_every_epochs=0, checkpoint_every_steps=3)
+    monkeypatch.setattr(trainer.watchdog, "at", at)
+    with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
+        trainer.run()
+    assert written == [LONG_S]
+
+
+def test_run_waits_for_its_checkpoints_where_a_rank_has_no_memory_for_a_copy(tmp_path: Path):
+    done = run_small(tmp_path, torchrun=2, no_memory=True)
+    assert done.returncode == 0, done.stderr
+    for step in (3, 6, 9):
+        assert f"training waits for the checkpoint of step {step}: no memory for a copy of it (" in done.stdout
+    assert last_state(tmp_path)["step"] == 12
+
+
+def test_error_of_the_copy_that_is_not_of_memory_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(stager: DefaultStager, tensors: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(DefaultStager, "stage", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        make_trainer(tmp_path).run()
+
+
+def test_copies_are_made_by_a_stager_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """That of torch 2.11 cannot copy a second time."""
+    stage, used = DefaultStager.stage, list[DefaultStager]()
+    monkeypatch.setattr(DefaultStager, "stage", lambda self, *given: used.append(self) or stage(self, *given))
+    assert make_trainer(tmp_path).run() == 0
+    assert len(used) == len({id(stager) for stager in used}) > 1
 
 
 def test_error_of_the_run_is_raised_and_that_of_the_writing_said(

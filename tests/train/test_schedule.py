@@ -48,6 +48,16 @@ def test_optimizer_goes_on_with_its_averages_and_keeps_its_own_groups():
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+def test_optimizer_without_an_update_has_no_averages_and_gets_none():
+    model, config = small.small_model(), small.train_config()
+    one, other = make_optimizer(model, config), make_optimizer(model, config)
+    assert averages(model, one) == {}
+    assert not one.state
+    assert {float(made["step"]) for made in averages(model, other, make=True).values()} == {1.0}
+    load_averages(model, other, {})
+    assert not any(other.state.values())
+
+
 def train(output: Path, **changes: Any) -> dict[str, Any]:
     """Run to the end; the checkpoint. Four steps an epoch."""
     config = small.train_config(**changes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,17 @@ def test_rank_that_gets_no_further_ends_with_the_stacks_of_its_threads(tmp_path:
     said = f"error: {place}. It ends; the stacks of its threads follow; the same command resumes\n"
     assert said in done.stderr
     assert re.search(r"Timeout \(0:00:22\)!\n(.*\n)+.* in happen\n", done.stderr), done.stderr
+
+
+def test_limit_that_becomes_shorter_counts_at_once():
+    program = (
+        "import time; from mmdata.train.run.watchdog import Watchdog\n"
+        "with Watchdog(1, lambda: 7, None) as watchdog:\n"
+        "    watchdog.at('evaluating', 600); time.sleep(1.5); watchdog.at('computing'); time.sleep(600)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: rank 0 has got no further for 1 s: step 7, computing. It ends" in done.stderr
 
 
 def test_the_watch_ends_with_the_run():

@@ -1,7 +1,7 @@
 """Checkpoints: all that a run needs to go on as if nothing had happened.
 
     step-0000001000/
-        __0_0.distcp, __1_0.distcp, …   tensors, a file a rank (torch.distributed.checkpoint, "DCP")
+        __0_0.distcp, __1_0.distcp, …   tensors of `TENSORS`, a file a rank (torch.distributed.checkpoint, "DCP")
         .metadata                       which part of which tensor lies where, as DCP writes it
         run.pt                          all else, such as counters and random states
         files.json                      size and CRC-32 of each file; written last
@@ -47,6 +47,8 @@ from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
 FORMAT = 1
+TENSORS = ("model", "optimizer", "memory")
+"""Entries of a state whose tensors DCP writes. It turns keys into strings; those of other entries may be any."""
 RUN, FILES, METADATA = "run.pt", "files.json", ".metadata"
 CHUNK_BYTES = 1 << 22
 
@@ -62,7 +64,8 @@ class Share:
 
     Attributes:
         step: updates made.
-        tensors: nested dicts as in the state: its shards, and of what all ranks have about one in `world_size` bytes.
+        tensors: nested dicts as in the state: its shards, and of what all ranks have equal about one in `world_size`
+            bytes. What may differ, such as statistics of batch norms, is rank 0's.
         run: the content of run.pt.
     """
 
@@ -72,17 +75,29 @@ class Share:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """The share of a state of nested dicts, plain values and tensors; its "step" names the checkpoint."""
+        """The share of a state of nested dicts, plain values and tensors; its "step" names the checkpoint.
+
+        Raises:
+            ConfigError: a value that `load_checkpoint` would refuse.
+        """
         tensors: dict[str, Any] = {}
         dealt = [0] * collectives.world_size()
+        learning = state.get("optimizer", {}).keys()
         for path, tensor in _tensors(state):
-            writer = dealt.index(min(dealt))
+            is_equal = path[0] == "optimizer" or path[-1] in learning  # also the teacher's of that name
+            writer = dealt.index(min(dealt)) if is_equal else 0
             if not isinstance(tensor, DTensor):
                 dealt[writer] += tensor.nbytes
             if isinstance(tensor, DTensor) or writer == collectives.rank():
                 _put(tensors, path, tensor)
+        rest = {key: _without_tensors(value) if key in TENSORS else value for key, value in state.items()}
+        if refused := _refused(rest):
+            raise ConfigError(
+                f"checkpoint: the value of {refused} cannot be read back: give tensors, numbers, strings, and dicts, "
+                "lists and tuples of these; torch.from_numpy makes a tensor of a numpy array"
+            )
         run = io.BytesIO()
-        torch.save({"format": FORMAT, **_without_tensors(state)}, run)
+        torch.save({"format": FORMAT, **rest}, run)
         return cls(int(state["step"]), tensors, run.getvalue())
 
 
@@ -136,7 +151,7 @@ def save_checkpoint(
         known = known_checkpoints(folder)
         sound = [other for other in known if sound_step is not None and step_of(other) <= sound_step]
         for old in set(known) - {*known[-keep:], *sound[-1:]}:
-            remove(old)
+            remove(old.replace(folder / f".{old.name}.part"))  # a kill leaves no half one under its name
 
     on_first(publish, group)
     return path
@@ -183,7 +198,8 @@ def load_checkpoint(
 
     Args:
         path: its folder.
-        parts: entries whose tensors are read; None: all. In the others there are none yet, see `read_tensors`.
+        parts: those of `TENSORS` whose tensors are read; None: all. In the others there are none yet, see
+            `read_tensors`.
         group: ranks that share out the reading of checksums. Then this is a collective.
 
     Raises:
@@ -210,7 +226,7 @@ def read_tensors(
     Args:
         path: without damage, see `load_checkpoint`.
         state: from `load_checkpoint`; changed in place.
-        parts: entries whose tensors are read; None: all.
+        parts: those of `TENSORS` whose tensors are read; None: all.
         like: nested dicts as in the state. A tensor that is there with the same shape is written to, and becomes that
             of the state; of a DTensor this rank reads its share alone. Others are read whole, onto the CPU.
 
@@ -274,7 +290,7 @@ def find_damage(path: Path, group: dist.ProcessGroup | None = None) -> str:
 
     try:
         damage = own()
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         damage = str(error).strip() or type(error).__name__
     return next(filter(None, gather(damage, group)), "")
 
@@ -312,6 +328,8 @@ def _listed(path: Path) -> dict[str, list[int]]:
     listed = cast("dict[str, list[int]]", json.loads((path / FILES).read_bytes())["files"])
     if strange := [name for name in listed if name != os.path.basename(name)]:
         raise ValueError(f"{FILES} lists {strange[0]!r}, which is no file of its folder")
+    if missing := [name for name in (METADATA, RUN) if name not in listed]:
+        raise ValueError(f"{FILES} does not list {missing[0]!r}")
     return listed
 
 
@@ -325,12 +343,26 @@ def _sum_of(path: Path) -> list[int]:
 
 
 def _tensors(state: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
-    """The tensors in nested dicts, each with the keys that lead to it."""
+    """The tensors that DCP writes of a state's nested dicts, each with the keys that lead to it."""
     for key, value in state.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and above:
             yield (*above, key), value
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and (above or key in TENSORS):
             yield from _tensors(cast("Mapping[str, Any]", value), (*above, key))
+
+
+def _refused(value: object, name: str = "") -> str:
+    """The keys that lead to a value which is not read back without running code, and its type; "" if there is none."""
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        torch.load(content, map_location="cpu", weights_only=True)
+        return ""
+    except (pickle.PickleError, AttributeError, TypeError):
+        inner = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else {}
+        found = (_refused(one, f"{name}.{key}" if name else str(key)) for key, one in inner.items())
+        return next(filter(None, found), f"{name!r} ({type(value).__name__})")
 
 
 def _without_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

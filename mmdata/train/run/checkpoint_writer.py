@@ -28,8 +28,8 @@ from mmdata.train.run.checkpoint import Share, save_checkpoint
 class CheckpointWriter:
     """Writes the checkpoints of a run, while entered. All ranks make one together.
 
-    A rank that hangs or has an error of its own still writes its share, and its watchdog waits for that. Where a rank
-    is gone, the checkpoint in progress cannot become whole: the one before it counts.
+    A rank with an error of its own still writes its share. Where a rank is gone, the checkpoint in progress cannot
+    become whole: the one before it counts.
 
     Args:
         folder: of the checkpoints.
@@ -51,24 +51,15 @@ class CheckpointWriter:
         say: Callable[[str], object],
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._folder, self._keep = folder, keep
-        self._say, self._group = say, group
+        self._folder, self._keep, self._say, self._group = folder, keep, say, group
         # The threads agree through a group of their own, beside the run's collectives.
         own = None if group is None else dist.new_group(backend="gloo", timeout=collectives.TIMEOUT)
         self._own_group = cast("dist.ProcessGroup | None", own)
         self._threads: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
-        # The current GPU of a new thread is the first one.
-        self._on_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if pinned else None
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=pinned,
-                use_non_blocking_copy=pinned,
-                use_shared_memory=False,
-                use_async_staging=False,
-            )
-        )
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        # DCP asks for the stream of the current GPU, which is the first one in a new thread.
+        self._on_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if on_gpu else None
 
     def save(self, state: dict[str, Any], *, sound_step: int | None = None, background: bool) -> None:
         """Write a checkpoint, after a call of `wait`. A collective.
@@ -76,18 +67,40 @@ class CheckpointWriter:
         Args:
             state: see `Share.of`; of each rank, with its shards.
             sound_step: see `save_checkpoint`.
-            background: return as soon as the state is copied; False: when the checkpoint is written.
+            background: return as soon as the state is copied; False, and where a host has no memory for the copy: when
+                the checkpoint is written.
 
         Raises:
+            ConfigError: see `Share.of`.
             OSError: the disk is full or read-only; on all ranks. In the background: from the next `wait`.
         """
         assert self._writing is None
         share = Share.of(state)
-        if not background or self._threads is None:
+        copied = self._copied(share) if background else None
+        if copied is None or self._threads is None:
             self._write(share, sound_step)
-            return
-        copied = replace(share, tensors=cast("dict[str, Any]", self._stager.stage(share.tensors)))
-        self._writing = self._threads.submit(self._write, copied, sound_step)
+        else:
+            self._writing = self._threads.submit(self._write, copied, sound_step)
+
+    def _copied(self, share: Share) -> Share | None:
+        """The share with copies of its tensors; None where a rank has no memory for them. A collective."""
+        copies: list[Any] = []
+
+        def copy() -> str:
+            # A stager of torch 2.11 copies once: then its tables are empty.
+            stager = DefaultStager(StagingOptions(False, False, False, False))
+            try:
+                copies.append(stager.stage(share.tensors))
+            except (MemoryError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and "alloc" not in str(error):
+                    raise
+                return str(error).strip().partition("\n")[0] or type(error).__name__
+            return ""
+
+        if why := next(filter(None, on_all(copy, self._group)), ""):
+            self._say(f"training waits for the checkpoint of step {share.step}: no memory for a copy of it ({why})")
+            return None
+        return replace(share, tensors=copies[0])
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written. A collective.
@@ -106,13 +119,11 @@ class CheckpointWriter:
     ) -> None:
         """Wait for the write in progress, also after an error: its ranks do not come together any more.
 
-        Where a rank has gone, the watchdog ends this process soon after the write, or five minutes after it knows;
-        torchrun ends it 30 seconds after the rank has gone.
+        Where a rank has gone, the write fails, and torchrun ends this process 30 seconds after the rank.
         """
         threads, self._threads = self._threads, None
         assert threads is not None
         threads.shutdown()
-        self._stager.close()
         try:
             self._end()
         except Exception as failed:

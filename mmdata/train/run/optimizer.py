@@ -70,11 +70,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
     return rate
 
 
-def averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer keeps of each parameter, by the parameter's name; zeros before the first update.
+def averages(model: nn.Module, optimizer: torch.optim.Optimizer, *, make: bool = False) -> dict[str, Any]:
+    """What an optimizer keeps of each parameter, by the parameter's name.
 
-    A parameter that has had no gradient is left out.
+    Args:
+        model: whose parameters they are.
+        optimizer: one that has made no update keeps nothing.
+        make: give it averages to load into where it has none. Then `load_averages` must follow: torch makes them with
+            an update of rate 0, which counts.
+
+    Returns:
+        A parameter that has had no gradient is left out.
     """
+    if not (optimizer.state or make):
+        return {}
     kept = cast("dict[str, Any]", get_optimizer_state_dict(model, optimizer)["state"])
     return {name: values for name, values in kept.items() if values}
 

@@ -154,6 +154,8 @@ class Trainer:
             except _Stopped as stopped:
                 self.report.stopped(Signals(stopped.signal).name, stopped.where)
                 return 128 + stopped.signal
+            finally:
+                self.watchdog.at("writing a checkpoint", LONG_S)  # the writer waits for it
         return 0
 
     def _train(self) -> None:
@@ -286,7 +288,7 @@ class Trainer:
             values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
             self.model.train()
             set_rng_state(random_state, self.device)
-            self.watchdog.at("writing a checkpoint")
+            self.watchdog.at("writing a checkpoint", LONG_S)
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
             self.report.evaluated(values)
         self._stop_if(self.watchdog.agreed())
@@ -297,7 +299,7 @@ class Trainer:
         if stopped or due or self._evaluation_due():
             with self.meter.paused():
                 self._check()
-                self.watchdog.at("writing a checkpoint")
+                self.watchdog.at("writing a checkpoint", LONG_S)  # `meet` has a limit of its own
                 self.watchdog.meet()
                 self._save(background=not stopped and self.step < self.total_steps)
         self._stop_if(stopped)
@@ -338,7 +340,7 @@ class Trainer:
         state = checkpoint.load_checkpoint(path, parts=(), group=self.group)
         other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
-        like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer)}
+        like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer, make=True)}
         checkpoint.read_tensors(path, state, like=like | {"memory": self.memory.state_dict()})
         for name in COUNTERS:
             setattr(self, name, state[name])

@@ -30,7 +30,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 LONG_S = collectives.LONG.total_seconds()
-"""The same in an evaluation, and in a search for neighbours."""
+"""The same in an evaluation, in a search for neighbours, and while a checkpoint is written."""
 REARM_S = 1.0
 """The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
 
@@ -140,7 +140,8 @@ class Watchdog:
         """Say where this rank is when a signal comes, and when the limit is over."""
         while True:
             left_s = self._since + self._limit_s - time.monotonic()
-            ready, _, _ = select.select([self._reads], [], [], max(0.0, left_s))
+            # `at` may set a shorter limit meanwhile.
+            ready, _, _ = select.select([self._reads], [], [], min(max(0.0, left_s), REARM_S))
             number = os.read(self._reads, 1)[0] if ready else 0
             if ready and not number:
                 return
