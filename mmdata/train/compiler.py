@@ -11,7 +11,7 @@ import warnings
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -64,11 +64,6 @@ def _is_of_compiler(error: BaseException) -> bool:
     # A cached library that is cut is loaded while a step runs, behind no error of the compiler's own.
     is_of_file = isinstance(error, (ImportError, OSError))
     return is_of_file and ("file too short" in str(error) or os.path.abspath(cache_folder()) in str(error))
-
-
-def wants_compiled_blocks(setting: Literal["auto"] | bool, device: torch.device) -> bool:
-    """Whether a run compiles its towers: auto does where the device is a GPU and torch.compile builds code for it."""
-    return (device.type == "cuda" and compiles(device)) if setting == "auto" else setting
 
 
 @cache

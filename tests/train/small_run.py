@@ -134,8 +134,12 @@ def go_back(output: Path, step: int) -> None:
 
 
 def evaluate(model: nn.Module) -> dict[str, float]:
-    """Retrieval over the batches of epoch 0."""
-    return evaluate_retrieval(model, SmallBatches())
+    """Retrieval over the batches of epoch 0, in which equal rows have equal pixels: their order decides nothing."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (STEPS * BATCH_SIZE, 3, 4, 4), generator=generator).to(torch.uint8)
+    batches = SmallBatches()
+    batches.spoil = lambda number, batch: batch["pixel_values"].copy_(pixels[batch["rows"]])
+    return evaluate_retrieval(model, batches)
 
 
 def happen(spec: dict[str, Any]) -> None:

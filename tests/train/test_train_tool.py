@@ -301,7 +301,7 @@ def test_train_into_a_folder_of_shards_is_refused_and_changes_nothing(
 
     before = content()
     assert run_tool("train", config, f"train.output={tmp_path / 'shards'}", monkeypatch=monkeypatch) == 2
-    assert f"train.output '{tmp_path / 'shards'}': a folder of shards, and not that of a run" in capsys.readouterr().err
+    assert f"train.output '{tmp_path / 'shards'}': a folder of shards; it holds files that" in capsys.readouterr().err
     assert content() == before
 
 

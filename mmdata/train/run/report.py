@@ -1,4 +1,4 @@
-"""What a run says of itself: lines, metrics.jsonl and TensorBoard, run.json, evaluation.json. Rank 0 speaks."""
+"""What a run says of itself: lines, metrics.jsonl and TensorBoard, evaluation.json. Rank 0 speaks."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ class RunReport:
         if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
             self.log.say(advice)
         if {"data", "model"} <= set(self.settings):
-            load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
+            load = f"`mmdata report {self.output}`, or in Python: import mmdata; mmdata.load_run({str(self.output)!r})"
         self.log.say(f"finished {where}; next: {load}")

@@ -23,6 +23,7 @@ from typing_extensions import Self
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
+from mmdata.train.run.stopping import SIGNALS
 
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
@@ -30,6 +31,17 @@ LONG_S = collectives.LONG.total_seconds()
 """The same in an evaluation, and in a search for neighbours."""
 REARM_S = 1.0
 """The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
+_pipes: set[int] = set()
+"""Where Python writes the numbers of signals while a watchdog of this process is entered."""
+
+
+def _leave_pipe() -> None:
+    """In a forked child, such as a worker of a loader: its signals are not those of the rank."""
+    if _pipes:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_leave_pipe)
 
 
 class Watchdog:
@@ -49,7 +61,7 @@ class Watchdog:
 
     def __init__(self, timeout_s: float, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
-        self._doing, self._limit_s, self._since, self._armed = "starting", timeout_s, 0.0, 0.0
+        self._doing, self._limit_s, self._until, self._armed = "starting", timeout_s, 0.0, 0.0
 
     def at(self, doing: str, limit_s: float | None = None) -> None:
         """Set what this rank does from now on, and how long it may take; None: `timeout_s`."""
@@ -57,7 +69,7 @@ class Watchdog:
         if limit_s != self._limit_s or now - self._armed >= REARM_S:
             self._armed = now
             faulthandler.dump_traceback_later(limit_s + 2 * REARM_S, exit=True, file=2)  # after the words of `_tell`
-        self._doing, self._limit_s, self._since = doing, limit_s, now
+        self._doing, self._limit_s, self._until = doing, limit_s, now + limit_s
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, with the position set around each: waiting for data, then for the other ranks."""
@@ -81,6 +93,7 @@ class Watchdog:
         self._takes_signals = threading.current_thread() is threading.main_thread()
         if self._takes_signals:  # Python writes the number of each signal that has a handler
             self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+            _pipes.add(self._writes)
         self._limit_s = 0.0
         self.at("starting")
         self._thread = threading.Thread(target=self._tell, daemon=True, name="mmdata-watchdog")
@@ -93,6 +106,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         if self._takes_signals:
             signal.set_wakeup_fd(self._before)
+            _pipes.discard(self._writes)
         os.write(self._writes, b"\0")
         self._thread.join()
         os.close(self._reads)
@@ -110,15 +124,16 @@ class Watchdog:
     def _tell(self) -> None:
         """Say where this rank is when a signal comes, and when the limit is over."""
         while True:
-            left_s = self._since + self._limit_s - time.monotonic()
+            # A position with a shorter limit may come meanwhile: none is shorter than the timeout.
+            left_s = min(self._until - time.monotonic(), self._timeout_s)
             ready, _, _ = select.select([self._reads], [], [], max(0.0, left_s))
             number = os.read(self._reads, 1)[0] if ready else 0
             if ready and not number:
                 return
             place = f"step {self._step()}, {self._doing}"
-            if ready and self._group is not None:
+            if number in SIGNALS and self._group is not None:
                 _say(f"rank {collectives.rank()}: {signal.Signals(number).name} at {place}")
-            elif not ready and self._since + self._limit_s <= time.monotonic():
+            elif not ready and self._until <= time.monotonic():
                 _say(
                     f"error: rank {collectives.rank()} has got no further for {self._limit_s:g} s: {place}. It ends; "
                     "the stacks of its threads follow; the same command resumes"
