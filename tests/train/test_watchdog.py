@@ -29,6 +29,18 @@ def test_rank_that_is_killed_ends_the_others_which_say_where_they_were(tmp_path:
     assert re.search(r"rank +: 2 \(local_rank: 2\)\n +exitcode +: -9 ", done.stderr), "torchrun names the rank"
 
 
+def test_rank_that_fails_in_a_step_is_named_by_the_others(tmp_path: Path):
+    done = run_small(tmp_path, torchrun=2, error_in_step="no pixels. At all", at=5)
+    assert done.returncode == 1
+    assert "ValueError: no pixels. At all" in done.stderr
+    said = (
+        r"^rank 0: a collective failed at step 5, computing \([^()]*\): rank 1 has failed \(ValueError: no pixels\. At "
+    )
+    found = re.search(rf"{said}all\); the same command resumes$", done.stderr, re.MULTILINE)
+    assert found, done.stderr
+    assert "GLHF" not in found[0], "only the first sentence of torch's message"
+
+
 @pytest.mark.sweep
 def test_rank_that_waits_for_ever_for_one_that_is_killed_says_where_it_was(tmp_path: Path):
     """As in a collective of nccl, which notices no other rank's end: torchrun kills it after 30 seconds."""

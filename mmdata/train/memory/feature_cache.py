@@ -124,7 +124,7 @@ class FeatureCache:
         return self._files[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of columns, None before the first batch, and what `telemetry` sums. The files stay where they are."""
+        """The number of columns, None before the first batch, and the sums of `telemetry`. The files stay in place."""
         self._write()
         for file in self._files or ():
             file.flush()

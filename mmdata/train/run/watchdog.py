@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any, cast
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -31,6 +32,8 @@ LONG_S = collectives.LONG.total_seconds()
 """The same in an evaluation, and in a search for neighbours."""
 REARM_S = 1.0
 """The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
+FAILED = "mmdata/failed"
+"""Where a rank that ends with an error leaves it for the others, which then find its connection closed."""
 _pipes: set[int] = set()
 """Where Python writes the numbers of signals while a watchdog of this process is entered."""
 
@@ -111,15 +114,18 @@ class Watchdog:
         self._thread.join()
         os.close(self._reads)
         os.close(self._writes)
-        why = str(error).strip().partition("\n")[0]
+        why = str(error).strip().partition("\n")[0].partition(". ")[0]
         is_gloo = isinstance(error, RuntimeError) and ("gloo" in why.lower() or "monitoredBarrier" in why)
         if is_gloo or isinstance(error, dist.DistError):
             words = (
                 f"rank {collectives.rank()}: a collective failed at step {self._step()}, {self._doing} ({why}): "
-                "another rank has ended or hangs, see its output and torchrun's; the same command resumes"
+                f"{_failed_rank()}; the same command resumes"
             )
             _say(words)  # torchrun may end this process before its error is printed
             raise TrainingError(words) from error
+        if isinstance(error, Exception) and self._group is not None:
+            with contextlib.suppress(RuntimeError):  # the process with the store may have ended
+                _store().set(FAILED, f"rank {collectives.rank()} has failed ({type(error).__name__}: {error})")
 
     def _tell(self) -> None:
         """Say where this rank is when a signal comes, and when the limit is over."""
@@ -139,6 +145,19 @@ class Watchdog:
                     "the stacks of its threads follow; the same command resumes"
                 )
                 return
+
+
+def _failed_rank() -> str:
+    """The rank whose end made a collective fail, and its error, if it could still leave it."""
+    with contextlib.suppress(RuntimeError):
+        if _store().check([FAILED]):
+            return _store().get(FAILED).decode()
+    return "another rank has ended or hangs, see its output and torchrun's"
+
+
+def _store() -> Any:
+    """What all ranks can read; under torchrun it outlives them."""
+    return cast(Any, dist.group.WORLD).get_group_store()
 
 
 def _say(words: str) -> None:
