@@ -28,7 +28,6 @@ HARD = (
     "windows",
     "row_ranges",
     "tiles",
-    "rowwise",
     "http",
     "prefetch",
 )

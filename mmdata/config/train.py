@@ -145,8 +145,8 @@ class TrainConfig(Settings):
     """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
     gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
     compile: MayChange[Literal["auto"] | bool] = "auto"
-    """Compiles the towers' blocks with torch.compile, once for each shape of the batches. auto: on a GPU, where torch
-    has what it needs."""
+    """Compiles the towers' blocks with torch.compile, once for each shape of the batches. auto: on a GPU where torch
+    has what it needs, and for 8 shapes at most: each takes about 10 s."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
     """Makes a trial step of each batch shape of the epoch before the first step, without an update. Code is then
     compiled at the start, and a shape for which there is too little memory is named at once. auto: on a GPU, or with

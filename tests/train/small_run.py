@@ -2,15 +2,16 @@
 
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
-                      "others_sleep_s": 0, "error": "", "stall_timeout_s": 600, "slow_save_of": 6,
+                      "others_sleep_s": 0, "error": "", "error_in_step": "", "stall_timeout_s": 600, "slow_save_of": 6,
                       "save_takes_s": 1000, "own_weights": false, "slow_rank": 0, "no_memory": false}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, the last rank sleeps for `sleep_s`, sends itself `signal`, and raises `error`; the others sleep for
-`others_sleep_s`. `stall_timeout_s` is in place of the watchdog's. Rank `slow_rank` (else the last) waits for
-`save_takes_s` before it writes its share of the checkpoint of step `slow_save_of`, and makes batch `at` after the
-beginning of that. Otherwise a single process makes batch `at` when the checkpoint before it is written. With
-`own_weights` the ranks begin with other weights each; with `no_memory` the last rank has none for a copy of its state.
+`others_sleep_s`. In update `at` the last rank's model raises `error_in_step`. `stall_timeout_s` is in place of the
+watchdog's. Rank `slow_rank` (else the last) waits for `save_takes_s` before it writes its share of the checkpoint of
+step `slow_save_of`, and makes batch `at` after the beginning of that. Otherwise a single process makes batch `at` when
+the checkpoint before it is written. With `own_weights` the ranks begin with other weights each; with `no_memory` the
+last rank has none for a copy of its state.
 """
 
 from __future__ import annotations
@@ -135,8 +136,12 @@ def go_back(output: Path, step: int) -> None:
 
 
 def evaluate(model: nn.Module) -> dict[str, float]:
-    """Retrieval over the batches of epoch 0."""
-    return evaluate_retrieval(model, SmallBatches())
+    """Retrieval over the batches of epoch 0, in which equal rows have equal pixels: their order decides nothing."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (STEPS * BATCH_SIZE, 3, 4, 4), generator=generator).to(torch.uint8)
+    batches = SmallBatches()
+    batches.spoil = lambda number, batch: batch["pixel_values"].copy_(pixels[batch["rows"]])
+    return evaluate_retrieval(model, batches)
 
 
 def happen(spec: dict[str, Any]) -> None:
@@ -207,6 +212,13 @@ def main() -> int:
             weight.data += collectives.rank()
     if spec.get("double"):
         model = model.double()
+    if "error_in_step" in spec and collectives.rank() == collectives.world_size() - 1:
+
+        def fail(*given: Any) -> None:
+            if trainer.step == spec["at"]:
+                raise ValueError(spec["error_in_step"])
+
+        model.register_forward_pre_hook(fail)
     trainer_module.STALL_TIMEOUT_S = spec.get("stall_timeout_s", watchdog.STALL_TIMEOUT_S)
     batches = SmallBatches(before)
     if is_last:

@@ -154,23 +154,64 @@ def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("setting", "kind", "error", "compiled"),
+    ("setting", "kind", "error", "shapes", "compiled"),
     [
-        ("auto", "cpu", "", False),
-        ("auto", "cuda", "", True),
-        ("auto", "cuda", "no gcc", False),
-        (True, "cpu", "", True),
-        (False, "cuda", "", False),
+        ("auto", "cpu", "", 1, False),
+        ("auto", "cuda", "", 8, True),
+        ("auto", "cuda", "", None, True),  # batches of your own
+        ("auto", "cuda", "no gcc", 8, False),
+        (True, "cpu", "", 9, True),
+        (False, "cuda", "", 1, False),
     ],
 )
 def test_compiling_is_the_default_on_a_gpu_that_can(
-    setting: Any, kind: str, error: str, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    setting: Any,
+    kind: str,
+    error: str,
+    shapes: int | None,
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
+    assert is_compiled_by_default(setting, kind, error, shapes, monkeypatch) == compiled
+    said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "
+    assert caplog.messages == ([f"{said}here ({error}); on a GPU it needs Triton and a C compiler"] if error else [])
+
+
+def test_compiling_is_left_out_by_default_where_the_batches_have_many_shapes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert not is_compiled_by_default("auto", "cuda", "", 23, monkeypatch)
+    assert caplog.messages == [
+        "train.compile: the blocks are not compiled, since the batches have 23 shapes, and each takes about 10 s; "
+        "set train.compile to true if the run is long"
+    ]
+
+
+def is_compiled_by_default(setting: Any, kind: str, error: str, shapes: int | None, monkeypatch: Any) -> bool:
+    """Whether a model is compiled on a device where torch.compile has this error, for batches of so many shapes."""
     compiler.compiles.cache_clear()
     monkeypatch.setattr(compiler, "compiler_error", lambda device: error)
     monkeypatch.setattr(parallel, "compile_blocks", lambda model: model.compile(backend="eager"))
-    model = parallel.prepare(make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None)
+    config, blank = small.train_config(compile=setting), None if shapes is None else lambda: range(shapes)
+    device = torch.device(kind)
+    model = parallel.prepare(make_model(), config, device, autocast_dtype=None, blank_batches=blank)
     compiler.compiles.cache_clear()
-    assert parallel.is_compiled(model) == compiled
-    said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "
-    assert caplog.messages == ([f"{said}here ({error}); on a GPU it needs Triton and a C compiler"] if error else [])
+    return parallel.is_compiled(model)
+
+
+def test_compiling_a_trainer_counts_the_shapes_of_its_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(parallel, "prepare", lambda model, *given, **named: asked.append(named) or model)
+    batches: Any = small.SmallBatches()
+    batches.blank_batches = lambda: [("8 rows", lambda: next(iter(small.SmallBatches())))]
+    Trainer(small.small_model(), batches, small.train_config(), output=tmp_path)
+    assert [named["blank_batches"] for named in asked] == [batches.blank_batches]
+
+
+def test_compiling_torch_still_has_the_names_that_tell_a_compiled_module():
+    said = "torch has renamed it: parallel.is_compiled no longer sees compiled modules, whose dropout then differs"
+    module = torch.nn.Linear(2, 2)
+    assert hasattr(torch.compile(module, backend="eager"), "_orig_mod"), said
+    module.compile(backend="eager")
+    assert vars(module).get("_compiled_call_impl") is not None, said

@@ -103,7 +103,7 @@ def test_cache_that_ran_ahead_of_the_checkpoint_goes_on_and_compares_no_row_with
     assert files(tmp_path)[1].tolist() == [4, 1, 3, -1]
     put(again, 3, {0: 90, 2: 30})
     first = again.telemetry(4)
-    assert first["rewritten"] == 0, "row 0 was written again after the checkpoint"
+    assert first["rewritten"] == 1, "row 0, before the checkpoint; it was written again after it"
     assert first["age_steps_mean"] == pytest.approx((1 + 3 + 1) / 3)
     put(again, 4, {0: 30})
     assert again.telemetry(5)["rewritten"] == 1
@@ -134,7 +134,7 @@ def test_cache_that_is_killed_while_it_writes_has_whole_rows_only(tmp_path: Path
     with Program([sys.executable, "-c", WRITER, str(tmp_path)]) as writer:
         wait_until(lambda: last_step(tmp_path) >= 3, program=writer)
         writer.kill()
-    FeatureCache(tmp_path, 64).load_state_dict({"width": 20_000})
+    FeatureCache(tmp_path, 64).open(20_000)
     features, steps = files(tmp_path)
     for values, step in zip(features, steps, strict=True):
         assert (values == (step % 1000 if step >= 0 else 0)).all()

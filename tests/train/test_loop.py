@@ -563,10 +563,10 @@ def test_loop_own_run_says_how_its_weights_are_loaded(tmp_path: Path, capsys: py
     last = capsys.readouterr().out.splitlines()[-1]
     path = tmp_path / "checkpoints" / "step-0000000004"
     line = (
-        "from mmdata.train.run.checkpoint import load_checkpoint; "
+        "from pathlib import Path; from mmdata.train.run.checkpoint import load_checkpoint; "
         f"model.load_state_dict(load_checkpoint(Path('{path}'))['model'])"
     )
     assert last == f"finished after step 4; checkpoint in {tmp_path / 'checkpoints'}; next: {line}"
     model = small.small_model()
-    exec(line, {"Path": Path, "model": model})
+    exec(line, {"model": model})
     torch.testing.assert_close(dict(model.state_dict()), dict(last_state(tmp_path)["model"]))

@@ -80,6 +80,19 @@ def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(w
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
 
 
+def test_run_stopped_between_two_log_lines_of_its_memory_writes_them_as_the_undisturbed_one(tmp_path: Path):
+    train = {**TRAIN, "log_every_steps": 4}
+    assert make_trainer(tmp_path / "whole", **train).run() == 0
+    stopped = make_trainer(tmp_path / "cut", **train)
+    stopped.source.before = lambda number, rows: signal.raise_signal(signal.SIGTERM) if number == 5 else None
+    assert stopped.run() == 128 + signal.SIGTERM
+    assert last_state(tmp_path / "cut")["step"] == 6
+    assert make_trainer(tmp_path / "cut", **train).run() == 0
+    lines = read_metrics(tmp_path / "cut", "feature_cache")
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert lines == read_metrics(tmp_path / "whole", "feature_cache")
+
+
 def test_run_with_memory_says_how_much_and_how_old(whole: Path):
     queue = read_metrics(whole, "queue")
     assert [line["rows"] for line in queue[:5]] == [0, 8, 16, 20, 20]

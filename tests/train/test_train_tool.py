@@ -311,7 +311,11 @@ def test_train_goes_on_with_a_run_whose_own_config_is_given(
     monkeypatch.chdir(tmp_path)
     assert run_tool("train", config, monkeypatch=monkeypatch) == 0
     assert run_tool("train", "runs/small/config.yaml", monkeypatch=monkeypatch) == 0
-    assert "resuming from runs/small/checkpoints/step-0000000004: step 4 of 4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "resuming from runs/small/checkpoints/step-0000000004: step 4 of 4" in said
+    assert said.endswith(
+        "; next: `mmdata report runs/small`, or in Python: import mmdata; mmdata.load_run('runs/small')\n"
+    )
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"]
 
 

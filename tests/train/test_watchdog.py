@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from mmdata.errors import TrainingError
 from mmdata.train.log import meter
 from mmdata.train.run.watchdog import Watchdog
+from tests.programs import PATIENCE_S, run_program
 from tests.train.test_loop import make_trainer, run_small
 
 
@@ -27,6 +27,18 @@ def test_rank_that_is_killed_ends_the_others_which_say_where_they_were(tmp_path:
     for rank in (0, 1):
         assert re.search(rf"rank {rank}: (SIGTERM|a collective failed) at step [45], ", done.stderr), done.stderr
     assert re.search(r"rank +: 2 \(local_rank: 2\)\n +exitcode +: -9 ", done.stderr), "torchrun names the rank"
+
+
+def test_rank_that_fails_in_a_step_is_named_by_the_others(tmp_path: Path):
+    done = run_small(tmp_path, torchrun=2, error_in_step="no pixels. At all", at=5)
+    assert done.returncode == 1
+    assert "ValueError: no pixels. At all" in done.stderr
+    said = (
+        r"^rank 0: a collective failed at step 5, computing \([^()]*\): rank 1 has failed \(ValueError: no pixels\. At "
+    )
+    found = re.search(rf"{said}all\); the same command resumes$", done.stderr, re.MULTILINE)
+    assert found, done.stderr
+    assert "GLHF" not in found[0], "only the first sentence of torch's message"
 
 
 @pytest.mark.sweep
@@ -48,15 +60,44 @@ def test_rank_that_gets_no_further_ends_with_the_stacks_of_its_threads(tmp_path:
     assert re.search(r"Timeout \(0:00:22\)!\n(.*\n)+.* in happen\n", done.stderr), done.stderr
 
 
-def test_limit_that_becomes_shorter_counts_at_once():
-    program = (
-        "import time; from mmdata.train.run.watchdog import Watchdog\n"
-        "with Watchdog(1, lambda: 7, None) as watchdog:\n"
-        "    watchdog.at('evaluating', 600); time.sleep(1.5); watchdog.at('computing'); time.sleep(600)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+def test_rank_that_gets_no_further_says_so_after_an_evaluation_too():
+    program = """
+import time
+from mmdata.train.run.watchdog import Watchdog
+with Watchdog(1, lambda: 7, None) as watchdog:
+    watchdog.at("evaluating", 1000)
+    time.sleep(1.5)
+    watchdog.at("computing")
+    time.sleep(60)
+"""
+    done = run_program([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
-    assert "error: rank 0 has got no further for 1 s: step 7, computing. It ends" in done.stderr
+    said = "error: rank 0 has got no further for 1 s: step 7, computing. It ends; the stacks of its threads follow; "
+    assert done.stderr.startswith(said), done.stderr
+
+
+def test_signals_of_others_are_not_told_as_those_of_the_rank():
+    """A forked child's, as of a loader's worker; and a real-time signal, which has no name."""
+    program = """
+import os, signal, time
+import torch.distributed as dist
+from mmdata.train.run.watchdog import Watchdog
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGRTMIN + 4):
+    signal.signal(number, lambda *given: None)
+with Watchdog(600, lambda: 7, dist.group.WORLD) as watchdog:
+    if not (child := os.fork()):
+        signal.raise_signal(signal.SIGHUP)
+        os._exit(0)
+    os.waitpid(child, 0)
+    signal.raise_signal(signal.SIGRTMIN + 4)
+    signal.raise_signal(signal.SIGTERM)
+"""
+    done = run_program([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith(("rank", "Exception"))] == [
+        "rank 0: SIGTERM at step 7, starting"
+    ]
 
 
 def test_the_watch_ends_with_the_run():

@@ -119,11 +119,12 @@ class FeatureCache:
         return self._files[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of columns, None before the first batch. The files are synced and stay where they are."""
+        """The number of columns, None before the first batch, and the sums of `telemetry`. The files stay in place."""
         self._write()
         for file in self._files or ():
             file.flush()
-        return {"width": self._files and self._files[0].shape[1]}
+        width = self._files and self._files[0].shape[1]
+        return {"width": width, "rewritten": self._rewritten, "similarity": self._similarity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the files as they are. A collective.
@@ -132,6 +133,7 @@ class FeatureCache:
             DataError: they are missing, or of another shape; on all ranks.
         """
         on_first(lambda: state["width"] is None or self.open(state["width"]), collectives.cpu_group())
+        self._rewritten, self._similarity = state["rewritten"], state["similarity"]
 
     def create(self, width: int) -> None:
         """Make files without a written row. They replace those of a run that ended before its first checkpoint."""

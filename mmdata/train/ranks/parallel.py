@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, cast
@@ -16,9 +17,19 @@ from mmdata.train.compiler import compiles
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.sharding import blocks_of, towers_of
 
+logger = logging.getLogger("mmdata")
+
+FEW_SHAPES = 8
+"""With `train.compile: auto` the plan of a run that is compiled has so many batch shapes at most."""
+
 
 def prepare(
-    model: nn.Module, config: TrainConfig, device: torch.device, *, autocast_dtype: torch.dtype | None
+    model: nn.Module,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    autocast_dtype: torch.dtype | None,
+    blank_batches: Callable[[], Sequence[object]] | None = None,
 ) -> nn.Module:
     """The model as `train_step` takes it. Copy the model before this call, make the optimizer after it.
 
@@ -27,13 +38,27 @@ def prepare(
         config: how to train; one rank is never sharded.
         device: where the model is.
         autocast_dtype: of the towers.
+        blank_batches: gives one entry for each batch shape; None where the shapes are not known.
     """
-    if config.compile is True or (config.compile == "auto" and device.type == "cuda" and compiles(device)):
+    on_gpu = device.type == "cuda"
+    if config.compile is True or (config.compile == "auto" and on_gpu and compiles(device) and _are_few(blank_batches)):
         compile_blocks(model)
     if config.parallel == "fsdp" and collectives.world_size() > 1:
         sharding.shard(model, device, autocast_dtype=autocast_dtype)
         return model
     return collectives.wrap(model, device)
+
+
+def _are_few(blank_batches: Callable[[], Sequence[object]] | None) -> bool:
+    """Whether the batches have so few shapes that compiling pays; says so if it does not. Unknown ones count as few."""
+    shapes = 0 if blank_batches is None else len(blank_batches())
+    if shapes > FEW_SHAPES and collectives.rank() == 0:
+        logger.warning(
+            "train.compile: the blocks are not compiled, since the batches have %d shapes, and each takes about 10 s; "
+            "set train.compile to true if the run is long",
+            shapes,
+        )
+    return shapes <= FEW_SHAPES
 
 
 @contextmanager
@@ -87,6 +112,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether a part of the model is compiled, by `compile_blocks`, Module.compile or torch.compile."""
+    # torch has no public name for either; a test says so if it drops one.
     return any(
         getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in model.modules()
     )

@@ -173,7 +173,7 @@ class RunReport:
         if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
             self.say(advice)
         if {"data", "model"} <= set(self.settings):
-            load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
+            load = f"`mmdata report {self.output}`, or in Python: import mmdata; mmdata.load_run({str(self.output)!r})"
         self.say(f"finished {where}; next: {load}")
 
 

@@ -113,7 +113,8 @@ class Trainer:
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         flops = FlopCounter(model) if self.device.type == "cuda" else None
         self.meter = Meter(self.group, flops, self.extras.stats)
-        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
+        blank, dtype = self.extras.blank_batches, self.autocast_dtype
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=dtype, blank_batches=blank)
         if sharding.is_sharded(model):
             self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
@@ -169,8 +170,8 @@ class Trainer:
         newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step)
         self.report.finished(
             f"after step {self.step}; checkpoint in {newest.parent}",
-            "from mmdata.train.run.checkpoint import load_checkpoint; "
-            f"model.load_state_dict(load_checkpoint(Path('{newest}'))['model'])",
+            "from pathlib import Path; from mmdata.train.run.checkpoint import load_checkpoint; "
+            f"model.load_state_dict(load_checkpoint(Path({str(newest)!r}))['model'])",
         )
 
     def _run_epoch(self) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -33,6 +33,19 @@ LONG_S = collectives.LONG.total_seconds()
 """The same in an evaluation, in a search for neighbours, and while a checkpoint is written."""
 REARM_S = 1.0
 """The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
+FAILED = "mmdata/failed"
+"""Where a rank that ends with an error leaves it for the others, which then find its connection closed."""
+_pipes: set[int] = set()
+"""Where Python writes the numbers of signals while a watchdog of this process is entered."""
+
+
+def _leave_pipe() -> None:
+    """In a forked child, such as a worker of a loader: its signals are not those of the rank."""
+    if _pipes:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_leave_pipe)
 
 
 class Watchdog:
@@ -59,7 +72,7 @@ class Watchdog:
 
     def __init__(self, timeout_s: float, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
-        self._doing, self._limit_s, self._since, self._armed = "starting", timeout_s, 0.0, 0.0
+        self._doing, self._limit_s, self._until, self._armed = "starting", timeout_s, 0.0, 0.0
         self.received = 0
         self._handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
@@ -69,7 +82,7 @@ class Watchdog:
         if limit_s != self._limit_s or now - self._armed >= REARM_S:
             self._armed = now
             faulthandler.dump_traceback_later(limit_s + 2 * REARM_S, exit=True, file=2)  # after the words of `_tell`
-        self._doing, self._limit_s, self._since = doing, limit_s, now
+        self._doing, self._limit_s, self._until = doing, limit_s, now + limit_s
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, with the position set around each: waiting for data, then for the other ranks."""
@@ -107,6 +120,7 @@ class Watchdog:
                 # A signal that nohup or the shell of a background job ignores stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, self._note)
+            _pipes.add(self._writes)
         self._limit_s = 0.0
         self.at("starting")
         self._thread = threading.Thread(target=self._tell, daemon=True, name="mmdata-watchdog")
@@ -122,38 +136,55 @@ class Watchdog:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._takes_signals:
             signal.set_wakeup_fd(self._before)
+            _pipes.discard(self._writes)
         os.write(self._writes, b"\0")
         self._thread.join()
         os.close(self._reads)
         os.close(self._writes)
-        why = str(error).strip().partition("\n")[0]
+        why = str(error).strip().partition("\n")[0].partition(". ")[0]
         is_gloo = isinstance(error, RuntimeError) and ("gloo" in why.lower() or "monitoredBarrier" in why)
         if is_gloo or isinstance(error, dist.DistError):
             words = (
                 f"rank {collectives.rank()}: a collective failed at step {self._step()}, {self._doing} ({why}): "
-                "another rank has ended or hangs, see its output and torchrun's; the same command resumes"
+                f"{_failed_rank()}; the same command resumes"
             )
             _say(words)  # torchrun may end this process before its error is printed
             raise TrainingError(words) from error
+        if isinstance(error, Exception) and self._group is not None:
+            with contextlib.suppress(RuntimeError):  # the process with the store may have ended
+                _store().set(FAILED, f"rank {collectives.rank()} has failed ({type(error).__name__}: {error})")
 
     def _tell(self) -> None:
         """Say where this rank is when a signal comes, and when the limit is over."""
         while True:
-            left_s = self._since + self._limit_s - time.monotonic()
-            # `at` may set a shorter limit meanwhile.
-            ready, _, _ = select.select([self._reads], [], [], min(max(0.0, left_s), REARM_S))
+            # A position with a shorter limit may come meanwhile: none is shorter than the timeout.
+            left_s = min(self._until - time.monotonic(), self._timeout_s)
+            ready, _, _ = select.select([self._reads], [], [], max(0.0, left_s))
             number = os.read(self._reads, 1)[0] if ready else 0
             if ready and not number:
                 return
             place = f"step {self._step()}, {self._doing}"
-            if ready and self._group is not None:
+            if number in SIGNALS and self._group is not None:
                 _say(f"rank {collectives.rank()}: {signal.Signals(number).name} at {place}")
-            elif not ready and self._since + self._limit_s <= time.monotonic():
+            elif not ready and self._until <= time.monotonic():
                 _say(
                     f"error: rank {collectives.rank()} has got no further for {self._limit_s:g} s: {place}. It ends; "
                     "the stacks of its threads follow; the same command resumes"
                 )
                 return
+
+
+def _failed_rank() -> str:
+    """The rank whose end made a collective fail, and its error, if it could still leave it."""
+    with contextlib.suppress(RuntimeError):
+        if _store().check([FAILED]):
+            return _store().get(FAILED).decode()
+    return "another rank has ended or hangs, see its output and torchrun's"
+
+
+def _store() -> Any:
+    """What all ranks can read; under torchrun it outlives them."""
+    return cast(Any, dist.group.WORLD).get_group_store()
 
 
 def _say(words: str) -> None:
