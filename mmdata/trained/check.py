@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
 
 from mmdata.config import Config, DataConfig
 from mmdata.config.corpus import sources
@@ -16,12 +16,15 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
+from mmdata.loader.negatives import REMEDY
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
-from mmdata.train.models.limits import length_problem, shape_problems
+from mmdata.train.compiler import wants_compiled_blocks
+from mmdata.train.models.dual_encoder import DualEncoder
+from mmdata.train.models.limits import image_problem, length_problem, shape_problems
 from mmdata.train.run.objective import check_loss
 
 logger = logging.getLogger("mmdata")
@@ -64,6 +67,8 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
     problems += shape_problems(config.model, data)
+    if data.negative_captions is not None and not Path(data.negative_captions).is_file():
+        problems.append(f"data.negative_captions '{data.negative_captions}': no such file; {REMEDY}")
     groups = data.groups.source if data.groups is not None else "label"
     if groups not in ("label", "run") and not Path(groups).is_file():
         problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
@@ -123,16 +128,21 @@ def _problems_of_groups(config: Config) -> Iterator[str]:
         )
 
 
-def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
-    """Check the longest text of the plans against the positions of a model's text tower.
+def check_towers(model: DualEncoder, data: DataConfig, plans: list[Plan]) -> None:
+    """Check images, and the longest text of the plans, against the towers of a model: known once they are built.
 
     Raises:
-        ConfigError: there are longer texts.
+        Problems: its towers do not take them.
     """
-    positions = getattr(getattr(model, "text_tower", None), "length", None)
+    image: Any = model.image_tower
+    patch_size, takes_patches = getattr(image, "patch_size", None), getattr(image, "takes_patches", False)
     longest = max(bucket.length for plan in plans for bucket in plan.policy.buckets)
-    if problem := length_problem(longest, positions):
-        raise ConfigError(problem)
+    problems = [
+        image_problem(patch_size, data, takes_patches=takes_patches),
+        length_problem(longest, getattr(model.text_tower, "length", None)),
+    ]
+    if any(problems):
+        raise Problems(*filter(None, problems))
 
 
 def warn_of_mining(config: Config) -> None:
@@ -155,6 +165,27 @@ def warn_of_mining(config: Config) -> None:
             "train.queue is %d, and the weights are new: their features are soon out of date, and the queue takes them "
             "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
             config.train.queue,
+        )
+
+
+def warn_of_device(config: Config, device: torch.device, *, world_size: int) -> None:
+    """Log parts of a batch for which each shape is compiled twice, and number formats that gain nothing on a CPU."""
+    rows, part = config.data.global_batch_size // world_size, config.train.micro_batch_size
+    is_uneven = part is not None and rows > part and rows % part > 0 and config.data.token_budget is None
+    if is_uneven and wants_compiled_blocks(config.train.compile, device):
+        logger.warning(
+            "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
+            "time for the %d rows that are left; a divisor of %d is compiled once",
+            part,
+            rows,
+            rows % part,
+            rows,
+        )
+    if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
+        logger.warning(
+            "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
+            config.train.precision,
+            "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
 
 

@@ -29,7 +29,7 @@ from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
+from mmdata.trained.check import check_run, check_towers, warn_of_device, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
@@ -56,6 +56,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     config = _with_precision(config, output, device)
     if rank == 0:
         warn_of_mining(config)
+        warn_of_device(config, device, world_size=world_size)
     data = config.data
     if is_of_run(data):
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
@@ -69,7 +70,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
+    check_towers(model, data, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
     evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)

@@ -13,13 +13,13 @@ import torch
 from mmdata import Loader
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.errors import ConfigError, Problems
+from mmdata.errors import Problems
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.limits import shape_problems
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
+from mmdata.trained.check import check_run, check_towers, warn_of_device, warn_of_false_negatives, warn_of_mining
 from tests.shard_writer import ShardWriter
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -88,13 +88,14 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             "image_size": 30,
             "global_batch_size": 9,
             "groups": {"source": "none.arrow", "size": 3},
+            "negative_captions": "none.parquet",
         },
         train={"steps": None, "miner": {"name": "user", "target": "no_such_module:X"}},
     )
     with pytest.raises(Problems) as caught:
         check_run(config, tmp_path / "run", world_size=2)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "9 things do not fit:"
+    assert lines[0] == "10 things do not fit:"
     for line, beginning in zip(
         lines[1:],
         [
@@ -105,6 +106,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             f"- data.val.shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
             f"- tokenizer '{tmp_path / 'folder'}': cannot be loaded",
             "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
+            "- data.negative_captions 'none.parquet': no such file; expected Parquet with the columns",
             "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
             "- train.miner.target 'no_such_module:X': cannot be imported: No module named 'no_such_module'",
         ],
@@ -237,9 +239,45 @@ def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sect
     assert 12 < longest < 77
     model = DualEncoder.from_config(ModelConfig(name="pretrained", clip=CLIP), vocab_size=300)
     message = rf"^data\.max_length: texts of up to {longest} tokens are longer than the 12 positions"
-    with pytest.raises(ConfigError, match=message):
-        check_lengths(model, [plan])
-    check_lengths(DualEncoder.from_config(ModelConfig(name="micro"), vocab_size=300), [plan])  # any length
+    data = config_of(sections).data
+    with pytest.raises(Problems, match=message):
+        check_towers(model, data, [plan])
+    check_towers(DualEncoder.from_config(ModelConfig(name="micro"), vocab_size=300), data, [plan])  # any length
+
+
+@pytest.mark.parametrize(
+    ("clip", "data", "message"),
+    [
+        (
+            SIGLIP2,
+            {"image_patches": [4]},
+            "data.patch_size 16: the model's patches are 14 pixels wide; set data.patch_size=14",
+        ),
+        (SIGLIP2, {"image_patches": [4], "patch_size": 14}, ""),
+        (
+            SIGLIP2,
+            {"image_size": 16},
+            "data.image_size 16: not a multiple of the model's patch size 14; set data.image_size=14",
+        ),
+        (
+            CLIP,
+            {"image_patches": [4]},
+            "data.image_patches: the image tower takes whole images: set data.image_size or ",
+        ),
+        (CLIP, {"image_size": 20}, ""),  # any size
+    ],
+)
+def test_images_are_checked_against_the_tower_that_was_built(
+    sections: dict[str, Any], clip: dict[str, Any], data: dict[str, Any], message: str
+):
+    model = DualEncoder.from_config(ModelConfig(name="pretrained", clip=clip), vocab_size=300)
+    said = ""
+    try:
+        check_towers(model, config_of(sections, data=data).data, [Loader.from_config(sections["data"]).plan])
+    except Problems as error:
+        said = "".join(line for line in error.args if "max_length" not in line)
+    assert said.startswith(message)
+    assert bool(said) is bool(message)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +314,37 @@ def test_queue_of_weights_that_are_trained_already_begins_at_once(
     config = config_of(sections, train=train, model={"init_from": str(tmp_path)})
     warn_of_mining(config)
     assert not caplog.records
+
+
+def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
+    sections: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    for compiled in (False, True):
+        train = {"micro_batch_size": 24, "compile": compiled}
+        config = config_of(sections, data={"global_batch_size": 128}, train=train)
+        warn_of_device(config, torch.device("cpu"), world_size=2)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
+        "time for the 16 rows that are left; a divisor of 64 is compiled once"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "message"),
+    [
+        ("cpu", "tf32", "train.precision is tf32, and the run is on a CPU, which has no TF32: it computes in fp32; "),
+        ("cpu", "fp16", "train.precision is fp16, and the run is on a CPU, where fp16 is slow; "),
+        ("cpu", "bf16", ""),
+        ("cuda", "tf32", ""),
+    ],
+)
+def test_number_formats_that_gain_nothing_on_a_cpu_are_told(
+    sections: dict[str, Any], device: str, precision: str, message: str, caplog: pytest.LogCaptureFixture
+):
+    warn_of_device(config_of(sections, train={"precision": precision}), torch.device(device), world_size=1)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert said == (message and f"{message}fp32 and bf16 are for CPUs")
 
 
 def test_false_negatives_are_counted_by_the_column_of_the_hash(

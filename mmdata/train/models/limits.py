@@ -14,7 +14,7 @@ def shape_problems(model: ModelConfig, data: DataConfig) -> list[str]:
         return []
     is_clip = model.name in CLIP_SIZES
     patch_size = CLIP_SIZES[model.name]["vision_config"]["patch_size"] if is_clip else PRESETS[model.name].patch_size
-    problems = [_image_problem(patch_size, data)]
+    problems = [image_problem(patch_size, data)]
     # With a number of text_buckets the longest caption decides, which the plan knows: see `length_problem`.
     if is_clip and isinstance(data.text_buckets, list):
         problems.append(length_problem(data.text_buckets[-1], TEXT_POSITIONS))
@@ -31,12 +31,28 @@ def length_problem(longest: int, positions: int | None) -> str:
     )
 
 
-def _image_problem(patch_size: int, data: ImagesConfig) -> str:
+def image_problem(patch_size: int | None, data: ImagesConfig, *, takes_patches: bool = False) -> str:
+    """A message if an image tower does not take the images that settings ask for, else "".
+
+    Args:
+        patch_size: of the tower; None: it takes images of any size.
+        data: settings of the images.
+        takes_patches: whether the tower takes patches, besides whole images.
+    """
+    if data.image_patches is not None and takes_patches:
+        if data.patch_size == patch_size:
+            return ""
+        return (
+            f"data.patch_size {data.patch_size}: the model's patches are {patch_size} pixels wide; set "
+            f"data.patch_size={patch_size}"
+        )
     if data.image_patches is not None:
         return (
             "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
             "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)"
         )
+    if patch_size is None:
+        return ""
     if isinstance(data.image_buckets, list):
         wrong = [list(shape) for shape in data.image_buckets if any(side % patch_size for side in shape)]
         if not wrong:
