@@ -170,15 +170,16 @@ def warn_of_mining(config: Config) -> None:
 
 def warn_of_device(config: Config, device: torch.device, *, world_size: int) -> None:
     """Log parts of a batch for which each shape is compiled twice, and number formats that gain nothing on a CPU."""
-    rows, part = config.data.global_batch_size // world_size, config.train.micro_batch_size
-    is_uneven = part is not None and rows > part and rows % part > 0 and config.data.token_budget is None
-    if is_uneven and wants_compiled_blocks(config.train.compile, device):
+    rows = config.data.global_batch_size // world_size
+    part = config.train.micro_batch_size or rows
+    left = rows % part if rows > part and config.data.token_budget is None else 0
+    if left and wants_compiled_blocks(config.train.compile, device):
         logger.warning(
             "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
             "time for the %d rows that are left; a divisor of %d is compiled once",
             part,
             rows,
-            rows % part,
+            left,
             rows,
         )
     if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
