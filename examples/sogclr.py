@@ -98,7 +98,8 @@ def main() -> None:
     vocabulary = Tokenizer.load(config.data.tokenizer).vocab_size
     model = DualEncoder.from_config(config.model, vocab_size=vocabulary).to(device)
     wrapped = distributed.wrap(model, device)
-    loss_function = SogCLR(len(loader.index), gamma=given.gamma).to(device)
+    # The plan leaves out the rows that data.select does not name.
+    loss_function = SogCLR(len(loader.index), trained=loader.plan.num_rows, gamma=given.gamma).to(device)
     optimizer = make_optimizer(model, config.train)
     step = epoch = 0
     while step < given.steps:

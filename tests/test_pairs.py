@@ -92,6 +92,9 @@ def test_pairs_file_that_is_another_json_is_named_without_our_classes(tmp_path: 
     (tmp_path / "coco.json").write_text('{"images": [], "annotations": []}')
     with pytest.raises(DataError, match=r"^pairs '.*coco\.json', entry 'images': entry: Input should be an object$"):
         read_pairs(tmp_path / "coco.json")
+    (tmp_path / "aro.json").write_text('[{"image_path": "1.png", "true_caption": "a", "false_caption": "b"}]')
+    with pytest.raises(DataError, match=r"^pairs '.*aro\.json': one JSON list; expected JSONL, one pair a line"):
+        read_pairs(tmp_path / "aro.json")
 
 
 def test_pairs_missing_or_empty_file_is_named(tmp_path: Path):

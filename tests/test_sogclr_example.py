@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
+from mmdata.images import probe
+from mmdata.tars.write import Sample
+from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoderOutput, losses
 from tests.programs import run_ranks
+from tests.shard_writer import ShardWriter
 from tests.train import sogclr_ranks
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+import sogclr
 from sogclr import SogCLR
 
 
@@ -82,6 +91,32 @@ def test_averages_move_in_train_mode_for_rows_with_negatives():
     alone = loss_of(loss, inputs, caption_hash=torch.tensor([7, 7, 7, 7]))  # nobody has a negative
     assert alone == 0
     assert torch.equal(loss.log_averages, kept)
+
+
+def test_corpus_of_the_example_is_that_of_the_rows_that_are_trained(
+    tmp_path: Path, photo: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+):
+    train_tokenizer(["a red dog"], tmp_path / "tokenizer", vocab_size=300)
+    with ShardWriter(tmp_path / "shards") as writer:
+        for i, side in enumerate((24, 24, 24, 24, 16, 16)):
+            image = photo(side, side, seed=i)
+            writer.write(Sample(str(i), image, probe(image), [f"a red dog {i}"]))
+    data = {"shards": str(tmp_path / "shards"), "tokenizer": str(tmp_path / "tokenizer"), "global_batch_size": 4}
+    data |= {"image_size": 16, "select": "width > 16", "loading": {"num_workers": 0}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}}))
+    made: list[SogCLR] = []
+
+    class Noted(SogCLR):
+        def __init__(self, *rows: int, **settings: Any) -> None:
+            super().__init__(*rows, **settings)
+            made.append(self)
+
+    monkeypatch.setattr(sogclr, "SogCLR", Noted)
+    monkeypatch.setattr(sys, "argv", ["sogclr.py", str(tmp_path / "small.yaml"), "--steps", "1"])
+    sogclr.main()
+    (loss,) = made
+    assert loss.log_eps == -math.log(4 - 1)
+    assert len(loss.log_averages) == 6
 
 
 def test_weight_out_of_range():

@@ -10,6 +10,9 @@ from mmdata.config import DataConfig
 from mmdata.config.images import ImagesConfig
 from mmdata.trained.run import TrainedRun
 
+SHARES = ("_r1", "_r5", "_r10")
+"""Ends of the names of scores that are shares of images or texts."""
+
 
 def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) -> str:
     """The text of README.md.
@@ -76,7 +79,8 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
 
 
 def _score_table(scores: dict[str, Any]) -> list[str]:
-    shares = {name: f"{100 * value:.1f} %" for name, value in scores.items() if isinstance(value, float)}
+    names = [name for name in scores if name.endswith(SHARES) or name.startswith(("chance_", "zero_shot_"))]
+    shares = {name: f"{100 * scores[name]:.1f} %" for name in names}
     counts = {name: f"{scores[name]:,}" for name in ("images", "texts") if name in scores}
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in {**counts, **shares}.items()]
     return ["## Scores", "\n".join(["| | |", "|---|---|", *rows])] if rows else []

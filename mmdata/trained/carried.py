@@ -28,26 +28,38 @@ TOWERS = ("clip", "vision", "text")
 def keep_tokenizer(output: Path, tokenizer: Tokenizer) -> None:
     """Copy a run's tokenizer into RUN/tokenizer, unless an equal one is there.
 
-    A kill at any moment leaves a whole folder or none. If the copy would give other ids, there is none, and the log
-    says so: the run then needs `data.tokenizer` where it is now.
+    A kill at any moment leaves a whole folder or none. If the copy cannot be loaded, or would give other ids, there is
+    none, and the log says so: the run then needs `data.tokenizer` where it is now.
 
     Args:
         output: the run's folder.
         tokenizer: as the run has loaded it.
     """
     folder = output / TOKENIZER
-    if folder.is_dir() and Tokenizer.load(folder).identity == tokenizer.identity:
+    if _identity(folder) == tokenizer.identity:
         return
     with whole_folder(folder) as aside:
         save_tokenizer(tokenizer.name, aside)
-        is_same = Tokenizer.load(aside).identity == tokenizer.identity
-        remove(folder if is_same else aside)  # that of a run that ended before its first checkpoint, or the copy
+        is_same = _identity(aside) == tokenizer.identity
+        remove(folder)  # of a run that ended before its first checkpoint, or damaged
+        if not is_same:
+            remove(aside)
     if not is_same:
         logger.warning(
-            "data.tokenizer '%s': transformers saves it as one that gives other ids, so the run keeps no copy of it; "
-            "keep the tokenizer itself to use the run",
+            "data.tokenizer '%s': transformers saves it as one that cannot be loaded, or that gives other ids, so the "
+            "run keeps no copy of it; keep the tokenizer itself to use the run",
             tokenizer.name,
         )
+
+
+def _identity(folder: Path) -> str | None:
+    """Identity of the tokenizer in a folder; None if there is none that can be loaded."""
+    if not folder.is_dir():
+        return None
+    try:
+        return Tokenizer.load(folder).identity
+    except (ConfigError, DataError, OSError):
+        return None
 
 
 def keep_classes(output: Path, names: Sequence[str]) -> None:
@@ -86,7 +98,7 @@ def kept_model(checkpoint: Path, config: ModelConfig, *, vocab_size: int) -> Dua
     """A model for the weights of a checkpoint; its towers are those of RUN/model.json, if the run keeps them.
 
     Args:
-        checkpoint: the file.
+        checkpoint: its folder.
         config: the section `model` of the run.
         vocab_size: entries of the tokenizer.
 
@@ -116,7 +128,7 @@ def kept_tokenizer(checkpoint: Path, state: Mapping[str, Any]) -> str | None:
     """The folder of a run's own tokenizer; None for a checkpoint alone, and for a run that keeps none.
 
     Args:
-        checkpoint: the file.
+        checkpoint: its folder.
         state: its content, whose loader state says which tokenizer has made the batches.
 
     Raises:

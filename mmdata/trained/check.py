@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from mmdata.config import Config, DataConfig
@@ -16,6 +17,7 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
+from mmdata.loader.negatives import REMEDY
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
@@ -61,6 +63,8 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     if data.val.shards is not None:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
+    if data.negative_captions is not None and not Path(data.negative_captions).is_file():
+        problems.append(f"data.negative_captions '{data.negative_captions}': no such file; {REMEDY}")
     groups = data.groups.source if data.groups is not None else "label"
     if groups not in ("label", "run") and not Path(groups).is_file():
         problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
@@ -140,6 +144,28 @@ def warn_of_mining(config: Config) -> None:
             miner.k,
             negatives,
             within,
+        )
+
+
+def warn_of_device(config: Config, device: torch.device, *, world_size: int) -> None:
+    """Log parts of a batch for which each shape is compiled twice, and number formats that gain nothing on a CPU."""
+    rows = config.data.global_batch_size // world_size
+    part = config.train.micro_batch_size or rows
+    left = rows % part if rows > part and config.data.token_budget is None else 0
+    if left and (config.train.compile is True or (config.train.compile == "auto" and device.type == "cuda")):
+        logger.warning(
+            "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
+            "time for the %d rows that are left; a divisor of %d is compiled once",
+            part,
+            rows,
+            left,
+            rows,
+        )
+    if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
+        logger.warning(
+            "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
+            config.train.precision,
+            "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
 
 

@@ -173,8 +173,9 @@ def _zero_shot(trained: TrainedRun, features: Features, classes: Classes) -> dic
 def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
     """The classes in the order of the labels, checked before anything is embedded.
 
-    They are taken by name if all names in the shards are among them. Else shards may name their classes otherwise than
-    prompts do (n01440764, tench): a class for each, and a name that both have has the same number in both.
+    They are taken by name if all names in the shards are among them, and no two of those are alike. Else shards may
+    name their classes otherwise than prompts do (n01440764, tench): a class for each, and a name that both have has the
+    same number in both.
 
     Raises:
         DataError: there are no labels, or more than there are classes, or the shards have other classes.
@@ -184,14 +185,15 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
     names, known = index.class_names or [], len(classes.classes)
     given = {_plain(name): name for name in classes.classes}
     in_shards = [given.get(_plain(name)) for name in names]
-    if names and None not in in_shards:
+    if names and None not in in_shards and len(set(in_shards)) == len(names):
         ordered = list(dict.fromkeys([*filter(None, in_shards), *classes.classes]))
         if ordered != classes.classes and collectives.rank() == 0:
             logger.warning(
                 "shards '%s' number their classes otherwise than --classes, which is taken by name", data.shards
             )
         return Classes(classes=ordered, templates=classes.templates)
-    moved = any(name not in (None, own) for name, own in zip(in_shards, classes.classes, strict=False))
+    both = zip(in_shards, classes.classes, strict=False)
+    moved = any(name is not None and _plain(name) != _plain(own) for name, own in both)
     if names and (known != len(names) or moved):
         raise DataError(
             f"--classes has {known} classes, and shards '{data.shards}' have {len(names)}, of other names or in "

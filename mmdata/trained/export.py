@@ -79,8 +79,8 @@ def _clip(run: TrainedRun, image: ClipImageTower, text: ClipTextTower) -> tuple[
     if len(ends) > 1 or LEGACY_EOS in ends:
         raise ConfigError(
             f"tokenizer '{run.config.data.tokenizer}': its texts end with the tokens {sorted(ends)}, and transformers' "
-            f"CLIPModel reads a text at one end token, whose number is not {LEGACY_EOS}; train with a tokenizer that "
-            "has one, or use the run with mmdata.load_run"
+            f"CLIPModel reads a text at one end token, whose number is not {LEGACY_EOS}; use the run with "
+            "mmdata.load_run, or train a new one with a tokenizer that `mmdata convert --train-tokenizer` makes anew"
         )
     special = {"eos_token_id": ends.pop(), "pad_token_id": run.tokenizer.pad_id, "bos_token_id": tokenizer.bos_token_id}
     dim = image.projection.out_features

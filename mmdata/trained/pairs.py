@@ -90,6 +90,11 @@ def read_pairs(path: str | os.PathLike[str]) -> dict[str, Pair]:
         whole: Any = json.loads(content)
     except (ValueError, RecursionError):
         whole = None  # several lines
+    if isinstance(whole, list):
+        raise DataError(
+            f"pairs '{file}': one JSON list; expected JSONL, one pair a line (see mmdata.trained.pairs), or a JSON "
+            "object of SugarCrepe"
+        )
     if isinstance(whole, dict) and not whole.keys() & {"image_0", "caption_0"}:
         kind, entries = _SugarCrepe, {f"entry '{key}'": one for key, one in cast("dict[str, object]", whole).items()}
     else:

@@ -161,7 +161,7 @@ class TrainedRun:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes of the training corpus, by label; None where it has none."""
+        """Names of the classes of the training corpus, by label, from RUN/classes.json; None where there is none."""
         return kept_classes(self.checkpoint)
 
     @cached_property
@@ -263,7 +263,10 @@ class TrainedRun:
         """
         names = list(self.class_names or [] if classes is None else classes)
         if isinstance(classes, str) or not names:
-            raise ValueError("zero_shot needs classes: a list of names, such as ['dog', 'cat']")
+            raise ValueError(
+                "zero_shot needs classes: a list of names, such as ['dog', 'cat'], or those in the classes.json of the "
+                "run's folder; a checkpoint outside such a folder has none"
+            )
         if isinstance(templates, str):
             raise TypeError(f"templates is a list of strings: write [{templates!r}]")
         prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))

@@ -30,7 +30,7 @@ from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
-from mmdata.trained.check import check_run, shape_problems, warn_of_false_negatives, warn_of_mining
+from mmdata.trained.check import check_run, shape_problems, warn_of_device, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
@@ -56,6 +56,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     config = _with_precision(config, output, device)
     if rank == 0:
         warn_of_mining(config)
+        warn_of_device(config, device, world_size=world_size)
     data = config.data
     if is_of_run(data):
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)

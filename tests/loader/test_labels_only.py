@@ -319,6 +319,11 @@ def test_classes_are_taken_by_the_names_of_the_labels_or_refused(tmp_path, image
     with pytest.raises(DataError, match=rf"--classes has 4 classes, and shards '.*a' have 3, {listed}"):
         scores("a clock", "a flag", "a hand", "a moon")
 
+    shards = named(tmp_path / "alike", images, ["Polar_bear", "cat", "polar bear"])
+    assert "zero_shot_top1" in scores("Polar_bear", "cat", "polar bear")
+    with pytest.raises(DataError, match="of other names or in another order: list the classes in the order of"):
+        scores("polar bear", "cat", "dog")
+
 
 def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images):
     """Two captions for each row of one folder and none in the other are as many captions as rows."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mmdata import Loader
 from mmdata.config import Config
@@ -17,7 +18,7 @@ from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.trained.check import check_run, shape_problems, warn_of_false_negatives, warn_of_mining
+from mmdata.trained.check import check_run, shape_problems, warn_of_device, warn_of_false_negatives, warn_of_mining
 from tests.shard_writer import ShardWriter
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -81,13 +82,14 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             "tokenizer": str(tmp_path / "folder"),
             "global_batch_size": 9,
             "groups": {"source": "none.arrow", "size": 3},
+            "negative_captions": "none.parquet",
         },
         train={"steps": None, "miner": {"name": "user", "target": "no_such_module:X"}},
     )
     with pytest.raises(Problems) as caught:
         check_run(config, tmp_path / "run", world_size=2)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "8 things do not fit:"
+    assert lines[0] == "9 things do not fit:"
     for line, beginning in zip(
         lines[1:],
         [
@@ -97,6 +99,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             f"- data.shards: folder '{tmp_path / 'none'}': no such folder",
             f"- data.val.shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
             f"- tokenizer '{tmp_path / 'folder'}': cannot be loaded",
+            "- data.negative_captions 'none.parquet': no such file; expected Parquet with the columns",
             "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
             "- train.miner.target 'no_such_module:X': cannot be imported: No module named 'no_such_module'",
         ],
@@ -213,6 +216,37 @@ def test_miner_that_keeps_all_is_told(
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_mining(config)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
+    sections: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    for compiled in (False, True):
+        train = {"micro_batch_size": 24, "compile": compiled}
+        config = config_of(sections, data={"global_batch_size": 128}, train=train)
+        warn_of_device(config, torch.device("cpu"), world_size=2)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
+        "time for the 16 rows that are left; a divisor of 64 is compiled once"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "message"),
+    [
+        ("cpu", "tf32", "train.precision is tf32, and the run is on a CPU, which has no TF32: it computes in fp32; "),
+        ("cpu", "fp16", "train.precision is fp16, and the run is on a CPU, where fp16 is slow; "),
+        ("cpu", "bf16", ""),
+        ("cuda", "tf32", ""),
+    ],
+)
+def test_number_formats_that_gain_nothing_on_a_cpu_are_told(
+    sections: dict[str, Any], device: str, precision: str, message: str, caplog: pytest.LogCaptureFixture
+):
+    warn_of_device(config_of(sections, train={"precision": precision}), torch.device(device), world_size=1)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert said == (message and f"{message}fp32 and bf16 are for CPUs")
 
 
 def test_false_negatives_are_counted_by_the_column_of_the_hash(

@@ -120,10 +120,12 @@ def test_evaluate_under_torchrun_measures_what_one_process_does(
 
 TOGETHER = """
 import sys
+from types import SimpleNamespace
 import torch
 from mmdata import Config, Loader, load_config
 from mmdata.errors import DataError
 from mmdata.train import DualEncoder, distributed, losses
+from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 
 distributed.init("cpu")
@@ -158,6 +160,11 @@ def one_ranks_batches():
         yield batch
 
 
+def unreadable():
+    for batch in loader:
+        yield batch | {"valid": torch.zeros_like(batch["valid"])}
+
+
 changes = {"transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes).with_loading(max_bad_share=0.03)
 loader = Loader.from_config(data, rank=rank, world_size=2)
@@ -169,6 +176,7 @@ lines = [
     said(lambda: evaluate_retrieval(model, iter(loader), source=OneRanksCaptions())),
     said(lambda: evaluate_retrieval(model, one_ranks_batches())),
     said(lambda: evaluate_retrieval(model, [batch for batch in loader][: 12 + rank])),
+    said(lambda: len(embed(model, unreadable(), source=SimpleNamespace(all_captions=loader.all_captions)).rows)),
     said(lambda: losses.clip_loss(features, features, scale).item() > 0),
 ]
 print("".join(f"rank {rank} {number} {line}\\n" for number, line in enumerate(lines)), end="", flush=True)
@@ -194,6 +202,7 @@ def test_what_is_wrong_on_one_rank_raises_on_all(folder: Path, tmp_path: Path):
                 rank
             ],
             ("", "TrainingError: rank 0 got no batch, and all ranks stop: its epoch has ended")[rank],
+            "no error: 0",
             "no error: True",
         )
         for number, (line, start) in enumerate(zip(lines, expected, strict=True)):

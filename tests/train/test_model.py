@@ -195,6 +195,20 @@ def test_product_of_patches_is_the_convolution(height: int, width: int, size: tu
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_cut"),
+    [
+        ({"kernel_size": 4, "stride": 4}, True),
+        ({"kernel_size": 4, "stride": 4, "padding": "valid"}, True),  # SigLIP's
+        ({"kernel_size": 1}, False),  # of a ResNet: the product would copy its input
+        ({"kernel_size": 3, "stride": 2, "padding": 1}, False),
+        ({"kernel_size": 4, "stride": 4, "groups": 3}, False),
+    ],
+)
+def test_product_of_patches_is_for_convolutions_that_cut_images(settings: dict[str, Any], is_cut: bool):
+    assert PatchConv.can_be(torch.nn.Conv2d(3, 6, **settings)) is is_cut
+
+
 def test_product_of_patches_is_cast_as_the_convolution_is():
     x, weight = torch.randn(2, 3, 8, 8), torch.randn(5, 3, 4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):

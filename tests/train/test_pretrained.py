@@ -187,6 +187,18 @@ def test_layers_whose_weights_are_cast_together_are_those_of_transformers_under_
         assert (one - other).norm() <= 0.02 * other.norm() + 0.002 * whole
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_layer_under_autocast_is_one_graph(kind: str, monkeypatch: pytest.MonkeyPatch):
+    # torch.compile of some versions of torch cannot trace it.
+    monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(torch.amp.is_autocast_available))
+    layers = [part for part in build(clip=config_of(kind)).modules() if isinstance(part, transformers_towers.Layer)]
+    for layer in layers:
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        x = torch.randn(2, 5, layer.layer_norm1.normalized_shape[0])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(compiled(x, None), layer(x, None))
+
+
 def test_maps_that_are_cast_together_are_the_maps():
     torch.manual_seed(0)
     groups = [[torch.nn.Linear(3, 2), torch.nn.Linear(3, 4)], [torch.nn.Linear(5, 1)]]

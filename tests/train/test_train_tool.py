@@ -25,6 +25,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
 from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
+from mmdata.trained import carried
 from mmdata.trained.carried import keep_tokenizer
 from mmdata.trained.evaluation import evaluate_shards, with_settings
 from tests.programs import Program
@@ -540,6 +541,19 @@ def test_run_keeps_clip_and_unusual_tokenizers_whole(tmp_path: Path):
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
     bert = Tokenizer.load(tmp_path / "bert")
+    (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text("{")  # damaged: copied anew
     keep_tokenizer(tmp_path / "run", bert)
     assert Tokenizer.load(tmp_path / "run" / "tokenizer").identity == bert.identity != clip.identity
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").mask_token == "[MASK]"
+
+
+def test_run_keeps_no_copy_of_a_tokenizer_that_is_damaged_by_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    clip = Tokenizer.load("clip")
+    keep_tokenizer(tmp_path / "run", clip)
+    (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(carried, "save_tokenizer", lambda _, folder: (folder / "tokenizer.json").write_text("{"))
+    keep_tokenizer(tmp_path / "run", clip)
+    assert list((tmp_path / "run").iterdir()) == []
+    assert "transformers saves it as one that cannot be loaded, or that gives other ids, so the run" in caplog.text

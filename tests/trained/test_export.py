@@ -16,6 +16,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, CLIPM
 import mmdata
 from mmdata import cli
 from mmdata.errors import ConfigError
+from mmdata.text.tokenizer import Tokenizer
 from mmdata.train.models.clip_sizes import CLIP_SIZES
 from mmdata.trained import TrainedRun
 from mmdata.trained.export import export_to_transformers
@@ -152,7 +153,9 @@ def test_export_refuses_a_tokenizer_whose_end_clip_would_not_look_for(make_run: 
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(saved))
     run = mmdata.load_run(make_run(pretrained(clip=CLIP), tokenizer=str(tmp_path / "tokenizer")), device="cpu")
     with pytest.raises(
-        ConfigError, match=r"its texts end with the tokens \[\d+, \d+\], and transformers' CLIPModel reads"
+        ConfigError,
+        match=r"its texts end with the tokens \[\d+, \d+\], and transformers' CLIPModel reads a text at one end token, "
+        r"whose number is not 2; use the run with mmdata.load_run, or train a new one with a tokenizer that `mmdata ",
     ):
         export_to_transformers(run, tmp_path / "out")
 
@@ -161,7 +164,15 @@ def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeR
     place = f"{photos}/a"
     places = {"join": [{"table": f"{place}.csv"}], "select": f"{place}.txt", "groups": {"source": place, "size": 2}}
     folder = make_run(pretrained(clip=CLIP, embed_dim=None), shuffle=False, **places)
-    scores = {"step": 3, "image_to_text_r1": 0.25, "chance_r1": 0.1, "images": 1234, "texts": 5}
+    scores = {
+        "step": 3,
+        "image_to_text_r1": 0.25,
+        "chance_r1": 0.1,
+        "loss": 2.31,  # of an evaluation of one's own
+        "median_rank": 7.0,
+        "images": 1234,
+        "texts": 5,
+    }
     (folder / "evaluation.json").write_text(json.dumps(scores))
     run = mmdata.load_run(folder, device="cpu")
     model = run.config.model.model_copy(update={"init_from": place})
@@ -178,6 +189,8 @@ def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeR
         "model_type: clip",
     ):
         assert said in card
+    assert "loss" not in card.partition("## Scores")[2].partition("## Settings")[0]
+    assert "median" not in card
     assert str(photos) not in card
     (folder / "evaluation.json").write_text(json.dumps({**scores, "step": 2}))
     export_to_transformers(run, tmp_path / "other")
@@ -196,6 +209,7 @@ def test_export_of_clips_tokenizer_says_that_it_does_not_decode_html(make_run: M
     of_card = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert of_card("salt & pepper")["input_ids"] == [49406, 6611, 261, 8253, 49407]
     assert len(of_card("salt &amp; pepper")["input_ids"]) == 7
+    assert Tokenizer.load(tmp_path / "out").count(["salt &amp; pepper"]) == [5]
 
 
 def test_export_refuses_a_folder_that_holds_files_and_towers_without_a_form(make_run: MakeRun, tmp_path: Path):

@@ -44,7 +44,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("model", [{"name": "micro"}, pretrained(clip=CLIP), pretrained(clip=SIGLIP)])
 @pytest.mark.sweep(keep=1)
-def test_init_from_a_run_its_checkpoint_and_its_export_are_its_weights(
+def test_init_from_a_run_or_its_checkpoint_and_clip_of_its_export_are_its_weights(
     make_run: MakeRun, tmp_path: Path, model: dict[str, Any]
 ):
     run = make_run(model)

@@ -187,7 +187,7 @@ def _of_all_ranks(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     counts = gather(len(values), group)
     padded = values.new_zeros(max(counts), *values.shape[1:])
     padded[: len(values)] = values
-    parts = collectives.gather(padded).split(max(1, *counts))
+    parts = collectives.gather(padded).split([max(counts)] * len(counts))
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 

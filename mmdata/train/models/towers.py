@@ -73,6 +73,10 @@ PRESETS = {
     "base": Preset(width=768, depth=12, heads=12, embed_dim=512, patch_size=16, text_width=512),
 }
 
+# Asked once: torch.compile does not trace the question in every version of torch.
+AUTOCAST_DEVICES = [kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(kind)]
+"""Types of devices for which torch has autocast."""
+
 
 class Attention(nn.Module):
     """Multi-head self-attention, one matrix for queries, keys and values."""
@@ -149,8 +153,9 @@ class PatchConv(nn.Conv2d):
 
     @staticmethod
     def can_be(conv: nn.Conv2d) -> bool:
-        """Whether a convolution cuts images into patches and does nothing else."""
-        return conv.kernel_size == conv.stride and (conv.padding, conv.dilation, conv.groups) == ((0, 0), (1, 1), 1)
+        """Whether a convolution cuts images into patches of several pixels and does nothing else."""
+        is_cut = conv.kernel_size == conv.stride and conv.kernel_size != (1, 1)
+        return is_cut and conv.padding in ((0, 0), "valid") and (conv.dilation, conv.groups) == ((1, 1), 1)
 
     def forward(self, input: Tensor) -> Tensor:
         # On a CPU the convolution takes 0.6 to 0.7 of the product's time, forward and backward.
@@ -171,7 +176,7 @@ def patch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type to which autocast casts x for a product; None: it does not."""
     kind = x.device.type
-    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if x.dtype != torch.float32 or kind not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

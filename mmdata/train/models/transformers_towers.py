@@ -142,7 +142,9 @@ class Siglip2ImageTower(nn.Module):
         size, values = self.patch_size, pixel_values.shape[2]
         if values != size * size * 3:
             side = math.isqrt(values // 3)
-            raise ValueError(f"patches of {side} x {side} pixels: the model's are {size} x {size}; set data.patch_size")
+            raise ValueError(
+                f"patches of {side} x {side} pixels: the model's are {size} x {size}; set data.patch_size={size}"
+            )
         output = self.model(
             pixel_values=pixel_values,
             pixel_attention_mask=pixel_attention_mask,
