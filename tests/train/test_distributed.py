@@ -201,15 +201,15 @@ def test_ranks_on_gpus_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: given.extend([backend, settings]))
     monkeypatch.setattr(collectives.atexit, "register", lambda function: None)
     world = {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "RANK": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "")
-    monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE")  # undone at the end
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "")
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")  # undone at the end
     for name, value in world.items():
         monkeypatch.setenv(name, value)
     place = torch.device("cuda", 1)
     assert collectives.init() == place
     assert given == ["nccl", {"timeout": collectives.TIMEOUT, "device_id": place}]
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0", "what the environment says counts"
-    assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "2000"
     given.clear()
     assert collectives.init("cpu") == torch.device("cpu")
     assert given == ["gloo", {"timeout": collectives.TIMEOUT, "device_id": None}]

@@ -188,13 +188,18 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_each_tile_is_made_once_forward_and_once_backward(name: str, monkeypatch: pytest.MonkeyPatch):
     made: list[torch.Size] = []
-    whole = tiles.product
+    whole, add = tiles.product, tiles.add_product
 
     def counted(rows: Tensor, columns: Tensor) -> Tensor:
         made.append(whole(rows, columns).shape)
         return whole(rows, columns)
 
+    def counted_sum(total: Tensor, rows: Tensor, columns: Tensor) -> None:
+        made.append(total.shape)
+        add(total, rows, columns)
+
     monkeypatch.setattr(tiles, "product", counted)
+    monkeypatch.setattr(tiles, "add_product", counted_sum)
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", 16)  # of 2 × 7
     rows, columns = features(4)[0], features(7, seed=1)[0]
     loss = PRODUCTS[name](rows, columns).sum()

@@ -27,7 +27,7 @@ TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
 LONG = timedelta(days=1)
 """The same where one rank works and the others wait for it."""
-FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """After a timeout nccl writes into files which collectives each rank was in; what the environment says counts."""
 ABORT_S = 10.0
 """Time for cutting the connections after an error."""

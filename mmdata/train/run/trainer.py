@@ -156,7 +156,7 @@ class Trainer:
                 self.report.stopped(Signals(stopped.signal).name, stopped.where)
                 return 128 + stopped.signal
             finally:
-                self.watchdog.at("writing a checkpoint", LONG_S)  # the writer waits for it
+                self.watchdog.at(None, LONG_S)  # the writer waits for the checkpoint in progress
         return 0
 
     def _train(self) -> None:

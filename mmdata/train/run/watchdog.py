@@ -76,13 +76,13 @@ class Watchdog:
         self.received = 0
         self._handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
-    def at(self, doing: str, limit_s: float | None = None) -> None:
-        """Set what this rank does from now on, and how long it may take; None: `timeout_s`."""
+    def at(self, doing: str | None, limit_s: float | None = None) -> None:
+        """Set what this rank does from now on (None: the same), and how long it may take; None: `timeout_s`."""
         limit_s, now = limit_s or self._timeout_s, time.monotonic()
         if limit_s != self._limit_s or now - self._armed >= REARM_S:
             self._armed = now
             faulthandler.dump_traceback_later(limit_s + 2 * REARM_S, exit=True, file=2)  # after the words of `_tell`
-        self._doing, self._limit_s, self._until = doing, limit_s, now + limit_s
+        self._doing, self._limit_s, self._until = doing or self._doing, limit_s, now + limit_s
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, with the position set around each: waiting for data, then for the other ranks."""
