@@ -18,6 +18,7 @@ EASY = {"kind": "mining", "step": 500, "epoch": 4, "rows": 64, "in_batch_accurac
 EASY |= {"false_negative_share": 0.01, "admissible_false_negative_share": 0.01}
 HARD = EASY | {"in_batch_accuracy": 0.6}
 FALSE = {"admissible_false_negative_share": 0.3}
+COLLAPSED = EASY | {"in_batch_accuracy": 0.01, "admissible_false_negative_share": 1.0}
 MASKED = {"train": {"mask_false_negatives": True}}
 FILE = {"data": {"groups": {"source": "groups.npy", "size": 4}}}
 OF_RUN = {"data": {"groups": {"source": "run", "size": 4, "every_epochs": 2}}}
@@ -49,6 +50,8 @@ def advice(line: Settings, settings: Settings) -> str:
         (EASY | FALSE, MASKED, r".* try train\.teacher, or data\.caption_hash where"),
         (EASY | FALSE, MASKED | {"data": {"caption_hash": "same"}}, r".* try train\.teacher before"),
         (EASY | FALSE, {"train": {"teacher": {"decay": 0.9}}}, r".*: the batches are easy"),
+        (COLLAPSED, MASKED, r".* and 100% of .* has collapsed: start again with a lower train\.lr"),
+        (COLLAPSED, TOP_K, r".* start again with a higher train\.mining_after_steps, or a lower train\.lr"),
     ],
 )
 def test_advice_names_the_setting(mining: Settings, settings: Settings, said: str):

@@ -196,6 +196,26 @@ def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
 
 
 @pytest.mark.parametrize(
+    ("train", "model", "warns"),
+    [
+        ({"miner": {"name": "top_k", "k": 1}}, {}, True),
+        ({"miner": {"name": "top_k", "k": 1}, "mining_after_steps": 300}, {}, False),
+        ({"miner": {"name": "top_k", "k": 1}}, {"init_from": "runs/first"}, False),
+        ({"miner": {"name": "all"}}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_miner_that_begins_with_new_weights_is_told(
+    sections: dict[str, Any], train: Any, model: Any, warns: bool, caplog: pytest.LogCaptureFixture
+):
+    warn_of_mining(config_of(sections, data={"global_batch_size": 64}, train=train, model=model))
+    said = (
+        "train.miner top_k begins with update 0, and the weights are new: their hardest negatives are noise, and the "
+    )
+    assert [record.getMessage()[: len(said)] for record in caplog.records] == [said] * warns
+
+
+@pytest.mark.parametrize(
     ("miner", "message"),
     [
         (
@@ -212,7 +232,8 @@ def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
 def test_miner_that_keeps_all_is_told(
     sections: dict[str, Any], miner: Any, message: str, caplog: pytest.LogCaptureFixture
 ):
-    config = config_of(sections, data={"groups": {"size": 2}}, train={"miner": miner})
+    train = {"miner": miner, "mining_after_steps": 5} if miner else {}
+    config = config_of(sections, data={"groups": {"size": 2}}, train=train)
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_mining(config)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message

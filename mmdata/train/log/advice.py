@@ -16,6 +16,9 @@ LARGEST_CHANCE = 0.1
 LAST_PART = 0.25
 """Share of the steps, up to the last measurement, whose measurements are averaged: the model before was another one."""
 
+COLLAPSED_SHARE, COLLAPSED_ACCURACY = 0.95, 0.1
+"""Of negatives as near as their positives, and of rows told apart: a model beyond both gives all rows one feature."""
+
 Line = Mapping[str, Any]
 
 
@@ -89,6 +92,12 @@ def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]
     assert found.accuracy is not None
     train, data = _section(settings, "train"), _section(settings, "data")
     masks, is_grouped = train.get("mask_false_negatives"), bool(data.get("groups"))
+    if (found.false_share or 0.0) > COLLAPSED_SHARE and found.accuracy < COLLAPSED_ACCURACY:
+        later = "a higher train.mining_after_steps, or " if train.get("miner") else ""
+        return (
+            f", and {found.false_share:.0%} of the negatives are as near as their positives: the features of all rows "
+            f"are nearly the same. If that stays so, the model has collapsed: start again with {later}a lower train.lr."
+        )
     if (found.false_share or 0.0) > MANY_FALSE and not train.get("teacher"):
         same = "" if data.get("caption_hash") else ", or data.caption_hash where a column says which rows are the same,"
         remedy = f"train.teacher{same}" if masks else "train.mask_false_negatives=true"
