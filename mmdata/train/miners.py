@@ -8,14 +8,18 @@ a resumed run draws the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.errors import excerpt
+
+logger = logging.getLogger("mmdata")
 
 SOFTNESS = 0.5
 """Temperature of the relaxed weights, in units of the perturbed scores: lower is nearer to 0 and 1, and steeper."""
@@ -397,6 +401,9 @@ def _newton(values: Tensor, among: Tensor, shift: Tensor, k: int) -> Tensor:
 def mine(miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     """What a miner returns for the anchors `rows` of the global batch, (b, N).
 
+    One of several ranks that raised would leave the others waiting in a collective: it logs a wrong weight, and the
+    loss is NaN on all of them.
+
     Raises:
         ValueError: no tensor (b, N), or, on a CPU, a negative's weight that is NaN, infinite or below 0.
     """
@@ -413,10 +420,13 @@ def mine(miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Te
     if chosen.dtype != torch.bool and chosen.device.type == "cpu":
         flawed = int((negatives & are_flawed(chosen)).sum())
         if flawed and bool(scores.isfinite().all()):  # else the features are at fault
-            raise ValueError(
+            said = (
                 f"miner {name_of_miner(miner)} gave {flawed} negatives a weight that is NaN, infinite or below 0: a "
                 "weight is a finite number from 0 on, and 0 drops a negative"
             )
+            if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+                raise ValueError(said)
+            logger.error("%s; the loss is NaN on all ranks", said)
     return chosen
 
 

@@ -211,9 +211,9 @@ def test_run_may_wait_long_for_a_checkpoint(fails: bool, tmp_path: Path, monkeyp
         if fails and number == 5:
             raise TrainingError("the loader is broken")
 
-    def at(doing: str, limit_s: float = 0.0) -> None:
+    def at(doing: str | None, limit_s: float = 0.0) -> None:
         limits.append(limit_s)
-        if doing == "writing a checkpoint" and trainer.step >= (4 if fails else 12):
+        if doing in (None, "writing a checkpoint") and trainer.step >= (4 if fails else 12):
             waits.set()
 
     Disk(monkeypatch, lambda step: (fails or step == 12) and waits.wait(PATIENCE_S) and written.append(limits[-1]))

@@ -258,8 +258,7 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         DataError: nothing is there, or it is damaged.
     """
     # Imported here: `run` imports models.
-    from mmdata.train.run.checkpoint import load_checkpoint, load_weights
-    from mmdata.train.run.find import find_checkpoint
+    from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
 
     if (source / "config.json").is_file():
         raise ConfigError(
