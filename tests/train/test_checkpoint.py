@@ -188,7 +188,8 @@ def test_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str, damage
             (path / name).unlink()
         else:
             flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
-            (path / name).write_bytes(content[:middle] + {"cut": b"", "flip": flipped, "nest": b"[" * 10**5}[damage])
+            damaged = {"cut": content[:middle], "flip": content[:middle] + flipped, "nest": b"[" * 10**5}
+            (path / name).write_bytes(damaged[damage])
     way_back = r"to go on from 'step-0000000001', delete the checkpoints after it$"
     with pytest.raises(DataError, match=rf"step-0000000003': cannot be read .({said}).*; {way_back}"):
         load_checkpoint(path)
