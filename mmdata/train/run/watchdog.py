@@ -131,6 +131,7 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         faulthandler.cancel_dump_traceback_later()
+        failed = self._say_failure(error)  # while the handlers are there: torchrun ends the ranks of one that has gone
         for number, handler in self._handlers.items():
             # None: a library in C had set it, and Python cannot set it again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -141,6 +142,11 @@ class Watchdog:
         self._thread.join()
         os.close(self._reads)
         os.close(self._writes)
+        if failed:
+            raise TrainingError(failed) from error
+
+    def _say_failure(self, error: BaseException | None) -> str:
+        """Say where this rank is if a collective failed, and return the words; leave another error for the others."""
         why = str(error).strip().partition("\n")[0].partition(". ")[0]
         is_gloo = isinstance(error, RuntimeError) and ("gloo" in why.lower() or "monitoredBarrier" in why)
         if is_gloo or isinstance(error, dist.DistError):
@@ -149,10 +155,11 @@ class Watchdog:
                 f"{_failed_rank()}; the same command resumes"
             )
             _say(words)  # torchrun may end this process before its error is printed
-            raise TrainingError(words) from error
+            return words
         if isinstance(error, Exception) and self._group is not None:
             with contextlib.suppress(RuntimeError):  # the process with the store may have ended
                 _store().set(FAILED, f"rank {collectives.rank()} has failed ({type(error).__name__}: {error})")
+        return ""
 
     def _tell(self) -> None:
         """Say where this rank is when a signal comes, and when the limit is over."""
