@@ -54,6 +54,7 @@ def test_loss_step_and_tests_run_on_a_machine_without_the_loaders_packages(tmp_p
         "tiny, bucketed, compiled",
     ]
     assert "aten::" in (tmp_path / "out" / "profile.txt").read_text()
+    assert "\n- eager: without torch.compile\n" in (tmp_path / "out" / "results.md").read_text()
     printed = (tmp_path / "out" / "printed.txt").read_text()
     assert "\ntests/train/test_host_copy.py::" in printed, "pytest names each test"
 
@@ -75,7 +76,6 @@ def test_loader_and_train_run_with_the_three_packages_that_they_need(tmp_path: P
     assert "\n**A rehearsal: small models, few rows. Its figures say nothing about a GPU.**\n" in page
     assert "\n- `share_of_synthetic`: " in page
     assert "Aims" not in page, "of small models they say nothing"
-    assert "\n- eager: without torch.compile\n" in page
     header = page.splitlines()[0]
     assert f", cores {found['machine']['cores']}, load {found['machine']['load']}, " in header
     commit = git_commit(ROOT)
