@@ -76,6 +76,21 @@ with Watchdog(1, lambda: 7, None) as watchdog:
     assert done.stderr.startswith(said), done.stderr
 
 
+def test_rank_whose_torch_has_no_store_of_the_group_keeps_its_error():
+    program = """
+import torch.distributed as dist
+from mmdata.train.run import watchdog
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def none():
+    raise AttributeError("get_group_store")
+watchdog._store = none
+with watchdog.Watchdog(600, lambda: 7, dist.group.WORLD):
+    raise ValueError("no pixels")
+"""
+    done = run_program([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stderr.rstrip().endswith("ValueError: no pixels")
+
+
 def test_signals_of_others_are_not_told_as_those_of_the_rank():
     """A forked child's, as of a loader's worker; and a real-time signal, which has no name."""
     program = """

@@ -35,6 +35,9 @@ REARM_S = 1.0
 """The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
 FAILED = "mmdata/failed"
 """Where a rank that ends with an error leaves it for the others, which then find its connection closed."""
+NO_STORE = (RuntimeError, AttributeError)
+"""The process with the store has ended, or this torch has no `get_group_store`: what a rank leaves there is a help, and
+must not take the place of its error."""
 _pipes: set[int] = set()
 """Where Python writes the numbers of signals while a watchdog of this process is entered."""
 
@@ -157,7 +160,7 @@ class Watchdog:
             _say(words)  # torchrun may end this process before its error is printed
             return words
         if isinstance(error, Exception) and self._group is not None:
-            with contextlib.suppress(RuntimeError):  # the process with the store may have ended
+            with contextlib.suppress(*NO_STORE):
                 _store().set(FAILED, f"rank {collectives.rank()} has failed ({type(error).__name__}: {error})")
         return ""
 
@@ -183,7 +186,7 @@ class Watchdog:
 
 def _failed_rank() -> str:
     """The rank whose end made a collective fail, and its error, if it could still leave it."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(*NO_STORE):
         if _store().check([FAILED]):
             return _store().get(FAILED).decode()
     return "another rank has ended or hangs, see its output and torchrun's"
