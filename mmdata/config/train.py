@@ -15,6 +15,7 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 LossName = Literal["clip", "siglip", "multi_positive", "triplet"]
 LossPrecision = Literal["auto", "bf16", "tf32", "fp32"]
 Schedule = Literal["cosine", "constant", "cooldown"]
+OptimizerName = Literal["adamw", "adafactor", "sgd", "muon"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 """The entry of a batch in which rows that are positives of each other are equal."""
 
@@ -96,15 +97,50 @@ NamedMinerConfig = Annotated[
 ]
 
 
-class TeacherConfig(Settings):
-    """A moving average of the model, which finds probable false negatives and feeds the queue. It costs one more
-    forward pass in each step."""
+class AverageConfig(Settings):
+    """A moving average of the weights (EMA). Evaluations and exports take it, and `load_run` and `model.init_from`."""
 
     decay: BelowOne = 0.999
     """Decay of the moving average at each update: 0.999 averages about the last 1,000 updates."""
+
+
+class TeacherConfig(AverageConfig):
+    """A moving average of the model, which finds probable false negatives and feeds the queue. It costs one more
+    forward pass in each step."""
+
     margin: Cosine | None = 0.0
     """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine. null:
     leaves none out, for a teacher that only feeds the queue."""
+
+
+class ParameterGroupConfig(Settings):
+    """Parameters that learn at another rate, or not at all. No parameter may be in two groups."""
+
+    match: str
+    """Names of parameters, with * and [0-9] as in file names: image_*, text_tower.*, *.layers.[0-8].*, logit_scale.
+    Names begin with image_tower, image_projection, text_tower and text_projection, and go on as in the state dict."""
+    lr_scale: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
+    """Factor of the learning rate."""
+    weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] | None = None
+    """Weight decay of the group's matrices. null: `train.weight_decay`."""
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0), NOT_BOOLEAN] | None = None
+    """Factor of the learning rate for each layer further below the top (BEiT), such as 0.75. In a tower of n blocks the
+    last has the factor once, the first n times, embeddings n + 1 times; what is above the blocks has the full rate.
+    null: one rate."""
+    freeze: bool = False
+    """Keeps the parameters as they are: no gradient, no optimizer state, no weight decay. Dropout stays, unlike with
+    `model.freeze`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ParameterGroupConfig:
+        learns = {"lr_scale": self.lr_scale != 1.0}
+        learns |= {name: getattr(self, name) is not None for name in ("weight_decay", "layer_decay")}
+        if self.freeze == any(learns.values()):
+            raise ValueError(
+                f"match '{self.match}': give freeze alone, or one or more of {', '.join(learns)}; parameters that are "
+                "in no group learn as the section train says"
+            )
+        return self
 
 
 class TrainConfig(Settings):
@@ -118,16 +154,25 @@ class TrainConfig(Settings):
     steps: Positive | None = None
     """Number of optimizer updates of the whole run, in place of `epochs`."""
     lr: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 5e-4
-    """Largest learning rate of AdamW, reached at the end of the warm-up; `schedule` says what follows."""
+    """Largest learning rate, reached at the end of the warm-up; `schedule` says what follows."""
     schedule: Schedule = "cosine"
     """The learning rate after the warm-up. cosine: falls to 0 along a half cosine. constant: stays, so that a finished
     run can continue with more epochs. cooldown: stays, then falls to 0 linearly over the last `cooldown_steps`."""
     cooldown_steps: Positive | None = None
     """Updates at the end of a run with the schedule cooldown; 10 to 20 % of all are usual."""
+    optimizer: OptimizerName = "adamw"
+    """The optimizer, of torch.optim. adafactor: keeps averages of rows and columns in place of matrices, to save
+    memory; its rate is relative to the size of each weight. sgd: with momentum. muon: for the matrices of the towers'
+    blocks, in steps as large as AdamW's (match_rms_adamw); AdamW for the rest."""
     weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 0.2
-    """Weight decay of AdamW. It acts on matrices only, not on biases, norms, logit_scale and logit_bias."""
+    """Weight decay. It acts on matrices only, not on biases, norms, logit_scale and logit_bias."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
-    """Decay of AdamW's averages of the gradient and of its square. The defaults are CLIP's for vision transformers."""
+    """Decay of AdamW's averages of the gradient and of its square. The defaults are CLIP's for vision transformers. The
+    first is also the momentum of sgd and muon; adafactor has its own."""
+    groups: list[ParameterGroupConfig] = Field(default_factory=list)
+    """Parameters that learn at another rate, or not at all; all others learn as `lr` and `weight_decay` say."""
+    ema: AverageConfig | None = None
+    """Keeps a moving average of the weights beside them, in checkpoints too. null: no average."""
     warmup_steps: Count = 100
     """Number of updates over which the learning rate rises linearly from 0."""
     grad_clip_norm: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
+from mmdata.train.run.groups import parameter_groups
 
 
 def learning_rate(step: int, config: TrainConfig, total_steps: int) -> float:
@@ -48,25 +50,64 @@ def check_schedule(config: TrainConfig, total_steps: int) -> None:
         )
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the parameters that learn; weight decay on matrices only.
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer that `config.optimizer` names, over the parameters that learn; weight decay on matrices only.
 
     Biases, norms, logit_scale and logit_bias have no decay: it would pull a scale towards 0.
+
+    Raises:
+        ConfigError: `config.groups` do not fit the model, or muon finds no matrix in a tower's blocks.
     """
-    learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for name, p in learning if p.ndim >= 2 and not name.endswith("bias")]
-    others = [p for name, p in learning if p.ndim < 2 or name.endswith("bias")]
-    # torch updates the tensors of a group together, and takes no mix of shares and whole tensors: `sharding.shard`
-    # leaves just the second group whole.
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups, momentum = parameter_groups(model, config), config.betas[0]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum)
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.lr)
+    hidden = [group for group in groups if group["in_blocks"]] if config.optimizer == "muon" else []
+    others = [group for group in groups if not (hidden and group["in_blocks"])]
     # Fused: one pass over weights, gradients and averages in place of ten.
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    adamw = torch.optim.AdamW(others, lr=config.lr, betas=config.betas, fused=True)
+    if config.optimizer == "adamw":
+        return adamw
+    if not hidden:
+        raise ConfigError("train.optimizer muon is for the matrices of the towers' blocks, and none learns: take adamw")
+    return MuonAndAdamW(
+        torch.optim.Muon(hidden, lr=config.lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"), adamw
+    )
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for some parameter groups and AdamW for others, as one optimizer with one state.
+
+    Source: Jordan et al. 2024 (kellerjordan.github.io/posts/muon); match_rms_adamw: Liu et al. 2025 (arXiv:2502.16982).
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on the groups and the state of the whole."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state
+
+    def step(self, closure: Any = None) -> Any:
+        """Update the parameters of both."""
+        for part in self.parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state_dict)
+        self._share()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
-    """One rate for all parameter groups; returns it."""
+    """Set the rate of all parameter groups, times the group's `lr_scale` if it has one; returns it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
     return rate
 
 

@@ -1,0 +1,143 @@
+"""Parameter groups: how fast each parameter learns, by patterns over their names (`train.groups`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdata.config import TrainConfig
+from mmdata.config.train import ParameterGroupConfig
+from mmdata.errors import ConfigError, meant
+
+REST = ParameterGroupConfig.model_construct(match="all others")
+"""The group of all parameters that are in no other."""
+
+
+def freeze_groups(model: nn.Module, groups: Sequence[ParameterGroupConfig]) -> dict[str, ParameterGroupConfig]:
+    """Freeze what some groups freeze; DDP and FSDP2 must come after it.
+
+    Returns:
+        The group of each parameter that is in one, by the parameter's name.
+
+    Raises:
+        ConfigError: a pattern that no parameter matches, or a parameter that two patterns match.
+    """
+    found: dict[str, ParameterGroupConfig] = {}
+    names = [name for name, _ in model.named_parameters()]
+    for group in groups:
+        matching = [name for name in names if fnmatchcase(name, group.match)]
+        if not matching:
+            parts = [f"{name}.*" for name, _ in model.named_modules() if name]
+            tops = dict.fromkeys(name.partition(".")[0] for name in names)
+            raise ConfigError(
+                f"train.groups: no parameter matches '{group.match}'{meant(group.match, [*parts, *names])}; "
+                f"names begin with {', '.join(tops)}"
+            )
+        if twice := next((name for name in matching if name in found), None):
+            raise ConfigError(
+                f"train.groups: '{twice}' matches both '{found[twice].match}' and '{group.match}'; a parameter has one "
+                "group at most"
+            )
+        found |= dict.fromkeys(matching, group)
+    for name, group in found.items():
+        if group.freeze:
+            model.get_parameter(name).requires_grad_(False)
+    return found
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """The parameters that learn, in groups as torch.optim takes them: matrices first.
+
+    Returns:
+        Besides `params` and `weight_decay`, which is 0 for biases, norms, logit_scale and logit_bias: `lr_scale`, for
+        `set_learning_rate`; `match`, the pattern; `in_blocks`, whether these are 2-D matrices of the towers' blocks.
+
+    Raises:
+        ConfigError: see `freeze_groups`; no parameter learns, or a group has nothing that one of its settings acts on.
+
+    Source: layer_decay as in timm's param_groups_layer_decay.
+    """
+    owners, layers = freeze_groups(model, config.groups), _layers(model)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        group, (above, in_block) = owners.get(name, REST), layers.get(name, (0, False))
+        # torch updates the tensors of a group together, and takes no mix of shares and whole tensors: `sharding.shard`
+        # leaves just those whole that are no matrices.
+        is_matrix = parameter.ndim >= 2 and not name.endswith("bias")
+        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        learns = {
+            "match": group.match,
+            "lr_scale": group.lr_scale * (1.0 if group.layer_decay is None else group.layer_decay**above),
+            "weight_decay": decay if is_matrix else 0.0,
+            "in_blocks": in_block and is_matrix and parameter.ndim == 2,
+        }
+        found.setdefault((not is_matrix, *learns.values()), {"params": [], **learns})["params"].append(parameter)
+    if not found:
+        raise ConfigError("train.groups and model.freeze leave no parameter that learns: freeze less")
+    for group in config.groups:
+        names = [name for name, one in owners.items() if one is group]
+        if group.layer_decay is not None and not any(name in layers for name in names):
+            raise ConfigError(f"train.groups: layer_decay of '{group.match}': no tower with numbered blocks is in it")
+        if group.weight_decay and not any(
+            made["weight_decay"] for made in found.values() if made["match"] == group.match
+        ):
+            raise ConfigError(
+                f"train.groups: weight_decay of '{group.match}': it acts on matrices, and none learns there"
+            )
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+
+def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> Iterator[str]:
+    """A line for each group of `train.groups`, and one for all other parameters; none where there are no groups.
+
+    Example:
+        "group image_*: 86,192,640 parameters, lr 2.4e-07 to 1e-05 (14 rates), weight decay 0.2".
+    """
+    owners = freeze_groups(model, config.groups)
+    for group in [*config.groups, REST] if config.groups else []:
+        made = [one for one in optimizer.param_groups if one["match"] == group.match]
+        size = sum(parameter.numel() for one in made for parameter in one["params"])
+        frozen = sum(p.numel() for name, p in model.named_parameters() if owners.get(name, REST) is group) - size
+        parts = [f"{frozen:,} parameters frozen"] if frozen else []
+        if size:
+            rates = sorted({config.lr * one["lr_scale"] for one in made})
+            several = f" to {rates[-1]:.3g} ({len(rates)} rates)" if len(rates) > 1 else ""
+            decay = max(one["weight_decay"] for one in made)
+            parts.insert(0, f"{size:,} parameters, lr {rates[0]:.3g}{several}, weight decay {decay:g}")
+        yield f"group {group.match}: {'; '.join(parts) or '0 parameters'}"
+
+
+def _layers(model: nn.Module) -> dict[str, tuple[int, bool]]:
+    """Of each parameter of a tower with blocks: the layers above it, and whether it is in a block.
+
+    The layers of n blocks: 0 are the embeddings, 1 to n the blocks, n + 1 what comes after them. As in timm, a norm
+    right after the last block counts as part of it.
+    """
+    found: dict[str, tuple[int, bool]] = {}
+    for tower_name, tower in model.named_children():
+        numbers = {id(p): number for number, block in enumerate(_blocks(tower), 1) for p in block.parameters()}
+        depth, layer = max(numbers.values(), default=0), 0
+        for name, parameter in tower.named_parameters() if depth else ():
+            if id(parameter) in numbers:
+                layer = numbers[id(parameter)]
+            elif layer == depth and parameter.ndim > 1:
+                layer += 1
+            found[f"{tower_name}.{name}"] = depth + 1 - layer, id(parameter) in numbers
+    return found
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a tower: elements of a ModuleList (transformers), or of a Sequential of one class (timm)."""
+    for part in module.children():
+        if isinstance(part, nn.ModuleList) or (
+            isinstance(part, nn.Sequential) and len({type(one) for one in part}) == 1
+        ):
+            yield from (block for block in part if any(True for _ in block.parameters()))
+        else:
+            yield from _blocks(part)
