@@ -25,8 +25,9 @@ class ModelConfig(Settings):
     text: str | dict[str, Any] | None = None
     """The text tower, with `name: pretrained`, if not `clip`: a folder, a name or a config, as for `vision`."""
     init_from: Location | None = None
-    """Weights to begin with: a run, or one of its checkpoints, of the architecture that these settings name. The run
-    begins at step 0. A CLIP or SigLIP of transformers, such as an exported folder, goes to `clip`."""
+    """Weights to begin with: a run, or one of its checkpoints, of the architecture that these settings name; the
+    averaged ones, if it has them (`train.ema`). The run begins at step 0. A CLIP or SigLIP of transformers, such as an
+    exported folder, goes to `clip`."""
     embed_dim: Positive | None = None
     """Length of the image and text features that are compared. null: that of the built-in size, or 512 with `vision`
     and `text`; `clip` has its own."""

@@ -254,6 +254,11 @@ class TrainConfig(Settings):
                 f"schedule 'cooldown' and cooldown_steps, over which the rate falls, belong together: got schedule "
                 f"'{self.schedule}' and cooldown_steps {self.cooldown_steps}"
             )
+        if self.parallel == "fsdp" and self.optimizer == "adafactor":
+            raise ValueError(
+                "parallel 'fsdp' and optimizer 'adafactor': torch's takes no sharded weights: set optimizer to adamw, "
+                "sgd or muon, or parallel to ddp"
+            )
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"

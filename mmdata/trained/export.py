@@ -174,10 +174,11 @@ def _save_image_processor(run: TrainedRun, folder: Path, tokenizer: Any, model: 
 
 
 def _scores(run: TrainedRun) -> dict[str, Any]:
-    """What RUN/evaluation.json says of this checkpoint; {} if it says nothing."""
+    """What RUN/evaluation.json says of these weights; {} if it says nothing."""
     path = run.checkpoint.parent.parent / EVALUATION
     try:
         scores = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return scores if isinstance(scores, dict) and scores.get("step") == run.step else {}
+    is_of_weights = isinstance(scores, dict) and scores.get("ema", False) == run.is_average
+    return scores if is_of_weights and scores.get("step") == run.step else {}

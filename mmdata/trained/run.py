@@ -25,7 +25,7 @@ from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 
@@ -53,7 +53,11 @@ class ZeroShot(NamedTuple):
 
 
 def load_run(
-    run: str | os.PathLike[str], device: torch.device | str = "auto", *, precision: Precision | None = "fp32"
+    run: str | os.PathLike[str],
+    device: torch.device | str = "auto",
+    *,
+    precision: Precision | None = "fp32",
+    ema: bool | None = None,
 ) -> TrainedRun:
     """Load a trained model.
 
@@ -62,12 +66,15 @@ def load_run(
         device: "auto" (a GPU where there is one), or a device of torch.
         precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU,
             and tf32 somewhat. None: that of the training, with which `mmdata evaluate` works.
+        ema: True: the averaged weights (`train.ema`). False: those that were trained. None: the averaged ones where
+            the checkpoint has them.
 
     Raises:
         ValueError: another precision.
         DataError: no run is there, or its checkpoint is damaged; says what was found.
         ConfigError: the weights do not fit the settings, or the tokenizer is another one than the run was trained with;
-            or, for a run that keeps no copy of it in RUN/tokenizer, is not where it was.
+            or, for a run that keeps no copy of it in RUN/tokenizer, is not where it was; or there are no averaged
+            weights, and `ema` is True.
 
     Example:
         run = mmdata.load_run("runs/photos")
@@ -80,7 +87,7 @@ def load_run(
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path = find_checkpoint(Path(run))
-    state: dict[str, Any] = load_checkpoint(path, parts=("model",))
+    state = load_trained(path, ema=ema)
     config = parse(Config, state["settings"], origin=f"settings in '{path}'")
     if own_tokenizer := kept_tokenizer(path, state):
         data = config.data.model_copy(update={"tokenizer": own_tokenizer})
@@ -97,6 +104,7 @@ def load_run(
         state["epoch"],
         precision=precision or choose_precision(config.train.precision, torch.device(device)),
         position=state.get("batches", {}),
+        is_average="ema" in state.get("memory", {}) and ema is not False,
     )
 
 
@@ -113,6 +121,7 @@ class TrainedRun:
         epoch: of those updates.
         precision: of the towers while this object embeds.
         position: the state of the loader, which says what the run was trained on; empty in a checkpoint without one.
+        is_average: the weights are the averaged ones (`train.ema`).
     """
 
     model: DualEncoder
@@ -123,6 +132,7 @@ class TrainedRun:
     epoch: int
     precision: Precision = field(default="fp32", kw_only=True)
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
+    is_average: bool = field(default=False, kw_only=True)
 
     def __repr__(self) -> str:
         return (

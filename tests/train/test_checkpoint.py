@@ -29,11 +29,9 @@ from mmdata.train.run.checkpoint import (
     load_checkpoint,
     load_weights,
     read_tensors,
-    rng_state,
     save_checkpoint,
-    seed_rank,
-    set_rng_state,
 )
+from mmdata.train.run.random_state import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.same_run import MAY_CHANGE, changed_settings
 from tests.programs import Program
 from tests.train.shard_ranks import state_at

@@ -37,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
     parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
+    parser.add_argument("--no-ema", action="store_true", help="the trained weights, in place of the averaged ones")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
-    trained = with_settings(load_run(options.run, device, precision=None), options.overrides)
+    loaded = load_run(options.run, device, precision=None, ema=False if options.no_ema else None)
+    trained = with_settings(loaded, options.overrides)
     if options.select and not options.shards:
         raise ConfigError("--select chooses rows of --shards, which is missing")
     val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
     scores: dict[str, Any] = {"step": trained.step, "epochs_done": trained.epoch}
+    scores |= {"ema": True} if trained.is_average else {}
     path = trained.checkpoint
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from mmdata.errors import printable
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
+    parser.add_argument("--no-ema", action="store_true", help="the trained weights, in place of the averaged ones")
     parser.add_argument("--to", choices=("transformers",), default="transformers", help="default: transformers")
 
 
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     check_run(options.run)
     from mmdata.trained import load_run
 
-    trained = load_run(options.run, device="cpu")
+    trained = load_run(options.run, device="cpu", ema=False if options.no_ema else None)
     from transformers.utils.logging import disable_progress_bar
 
     from mmdata.trained.card import usage

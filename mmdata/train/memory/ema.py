@@ -1,4 +1,4 @@
-"""EMA: the exponential moving average of a model's weights, a teacher that says which negatives may be false ones."""
+"""EMA: the exponential moving average of a model's weights, to be evaluated, and as a teacher of false negatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdata.batch import Batch
-from mmdata.config.train import TeacherConfig
+from mmdata.config.train import AverageConfig, TeacherConfig
 from mmdata.train import miners
 from mmdata.train.batches import split
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -25,7 +25,7 @@ class EMA:
 
     Args:
         model: not wrapped in DDP; the copy starts with its weights, in eval mode.
-        config: how fast it follows, and its margin.
+        config: how fast it follows, and the margin of a teacher.
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
 
@@ -35,7 +35,7 @@ class EMA:
     def __init__(
         self,
         model: nn.Module,
-        config: TeacherConfig,
+        config: AverageConfig,
         *,
         micro_batch_size: int | None = None,
         autocast_dtype: torch.dtype | None = None,
@@ -76,7 +76,7 @@ class EMA:
 
         A collective.
         """
-        if self.config.margin is None:
+        if not isinstance(self.config, TeacherConfig) or self.config.margin is None:
             return None
         return miners.TeacherMask.gather(features.image_features, features.text_features, self.config.margin)
 

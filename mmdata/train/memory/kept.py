@@ -24,7 +24,9 @@ from mmdata.train.ranks.lockstep import check_same_batches, on_all, on_first
 
 
 class RunMemory:
-    """A run's teacher, queue and feature cache; None for what its settings do not ask for.
+    """A run's averaged weights, teacher, queue and feature cache; None for what its settings do not ask for.
+
+    One average serves as both where `train.ema` and `train.teacher` have one decay.
 
     Args:
         config: how to train.
@@ -48,20 +50,27 @@ class RunMemory:
     ) -> None:
         self.config, self.batches = config, batches
         self.device = next(model.parameters()).device
-        self.teacher = self.queue = self.cache = None
+        self.ema = self.teacher = self.queue = self.cache = None
         if config.teacher is not None:
             size = config.micro_batch_size
             self.teacher = EMA(model, config.teacher, micro_batch_size=size, autocast_dtype=autocast_dtype)
+        if config.ema is not None:
+            is_teacher = self.teacher is not None and self.teacher.config.decay == config.ema.decay
+            self.ema = self.teacher if is_teacher else EMA(model, config.ema, autocast_dtype=autocast_dtype)
         if config.queue is not None:
             self.queue = FeatureQueue(config.queue, config.mining_after_steps, device=self.device)
         if config.feature_cache is not None:
             self.cache = FeatureCache.of_loader(config.feature_cache, batches, folder)
+        teacher = None if self.teacher is self.ema else self.teacher
+        parts: dict[str, Any] = {"ema": self.ema, "teacher": teacher, "queue": self.queue, "cache": self.cache}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._averages = [part for part in self._parts.values() if isinstance(part, EMA)]
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
     def shard(self, device: torch.device) -> None:
-        """Share the teacher's weights out over the ranks, as the model's are. A collective."""
-        if self.teacher is not None:
-            self.teacher.shard(device)
+        """Share the averages' weights out over the ranks, as the model's are. A collective."""
+        for average in self._averages:
+            average.shard(device)
 
     def teacher_mask(self, batch: Batch, step: int) -> TeacherMask | None:
         """The teacher's false negatives in the batch of the update after `step` updates. A collective."""
@@ -81,8 +90,8 @@ class RunMemory:
             batch: this rank's rows.
             step: updates.
         """
-        if self.teacher is not None:
-            self.teacher.update(model)
+        for average in self._averages:
+            average.update(model)
         if self.cache is not None:
             self.cache.keep(output, batch, step)
         if self.queue is not None:
@@ -124,13 +133,9 @@ class RunMemory:
             if part is not None:
                 yield kind, part.telemetry(step)
 
-    def _parts(self) -> dict[str, Any]:
-        parts = {"teacher": self.teacher, "queue": self.queue, "cache": self.cache}
-        return {name: part for name, part in parts.items() if part is not None}
-
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave. A collective.
@@ -138,5 +143,5 @@ class RunMemory:
         Raises:
             DataError: the files of the cache are missing, or of another shape; on all ranks.
         """
-        for name, part in self._parts().items():
+        for name, part in self._parts.items():
             part.load_state_dict(state[name])

@@ -258,7 +258,7 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         DataError: nothing is there, or it is damaged.
     """
     # Imported here: `run` imports models.
-    from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+    from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
 
     if (source / "config.json").is_file():
         raise ConfigError(
@@ -266,7 +266,7 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
             f"model.clip={source} in its place, or model.vision and model.text for two towers"
         )
     path = find_checkpoint(source)
-    state = load_checkpoint(path, parts=("model",))
+    state = load_trained(path)
     weights, own = dict(state["model"]), model.state_dict()
     for name, given in (("logit_scale", config.logit_scale_init), ("logit_bias", config.logit_bias_init)):
         if name not in own:  # features do not depend on the bias

@@ -16,7 +16,6 @@ import io
 import json
 import os
 import pickle
-import random
 import textwrap
 import warnings
 import zlib
@@ -26,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -226,7 +224,7 @@ def read_tensors(
     Args:
         path: without damage, see `load_checkpoint`.
         state: from `load_checkpoint`; changed in place.
-        parts: those of `TENSORS` whose tensors are read; None: all.
+        parts: those of `TENSORS` whose tensors are read, or entries of those, as "memory.queue"; None: all.
         like: nested dicts as in the state. A tensor that is there with the same shape is written to, and becomes that
             of the state; of a DTensor this rank reads its share alone. Others are read whole, onto the CPU.
 
@@ -243,7 +241,7 @@ def read_tensors(
         wanted: dict[str, Any] = {
             name: _target(metadata.state_dict_metadata[name], into.get(name))
             for name, keys in paths.items()
-            if parts is None or keys[0] in parts
+            if parts is None or {keys[0], ".".join(keys[:2])} & {*parts}
         }
         try:
             load(wanted, storage_reader=reader, no_dist=True)
@@ -251,6 +249,27 @@ def read_tensors(
             raise _first_failure(error) from None
         for name, tensor in wanted.items():
             _put(state, paths[name], tensor)
+
+
+def load_trained(path: Path, *, ema: bool | None = None) -> dict[str, Any]:
+    """Read a checkpoint's weights, which are then its "model", and of other tensors none.
+
+    Args:
+        path: its folder.
+        ema: True: the averaged weights (`train.ema`). False: those that were trained. None: the averaged ones where
+            the checkpoint has them.
+
+    Raises:
+        DataError: see `load_checkpoint`.
+        ConfigError: there are no averaged weights.
+    """
+    state = load_checkpoint(path, parts=())
+    has_average = "ema" in state.get("memory", {})
+    if ema and not has_average:
+        raise ConfigError(f"checkpoint '{path}': has no averaged weights: the run was trained without train.ema")
+    is_average = has_average and ema is not False
+    read_tensors(path, state, parts=("memory.ema" if is_average else "model",))
+    return {**state, "model": state["memory"]["ema"]} if is_average else state
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:
@@ -436,33 +455,3 @@ class _Unpickler(pickle.Unpickler):
         if is_dtype or global_name in _CLASSES.get(module_name, ()):
             return super().find_class(module_name, global_name)
         raise pickle.UnpicklingError(f"{METADATA} names {module_name}.{global_name}, which DCP does not write")
-
-
-def seed_rank(seed: int, rank: int) -> None:
-    """Seed Python, numpy and torch, each rank differently: dropout must differ between ranks."""
-    words = np.random.SeedSequence([seed, rank]).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    torch.manual_seed(int(words[2]))
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """State of the generators of Python, numpy and torch (and of the GPU) in this process, as plain data."""
-    keys, position, has_gauss, cached = np.random.get_state(legacy=True)[1:]  # type: ignore[misc]  # a tuple, as legacy says
-    return {
-        "python": random.getstate(),
-        "numpy": [keys.tolist(), int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
-
-
-def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore what `rng_state` gave."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(("MT19937", np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -16,7 +16,7 @@ from torch import nn
 
 from mmdata.batch import Batch, to_device
 from mmdata.errors import ConfigError, counted
-from mmdata.train.run.checkpoint import rng_state, set_rng_state
+from mmdata.train.run.random_state import rng_state, set_rng_state
 
 GIB = 1 << 30
 
@@ -36,7 +36,7 @@ def rehearse(
         blank: shapes in words, and what makes a batch of each without a row; the same on all ranks, the largest first.
         step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
         model: its gradients are dropped, and its buffers put back.
-        optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
+        optimizer: of the model; the memory of its averages is taken meanwhile, if they do not exist yet.
         begin: called with the words before each step; may raise, on all ranks.
         say: writes a line into the log.
 
@@ -54,8 +54,9 @@ def rehearse(
             say(f"rehearsing shape {number} of {len(blank)}: {words}")
             try:
                 if number == 1 and not optimizer.state:
-                    averages = [torch.empty_like(weight) for weight in model.parameters() if weight.requires_grad]
-                    averages += [torch.empty_like(weight) for weight in averages]
+                    for group in optimizer.param_groups:  # the size of factored averages (adafactor) does not matter
+                        kept = 2 if "betas" in group else int("momentum" in group)
+                        averages += [torch.empty_like(weight) for weight in group["params"] for _ in range(kept)]
                 step(to_device(_with_rows(make()), device))
             except torch.cuda.OutOfMemoryError as error:
                 raise ConfigError(_too_large(words, error)) from error

@@ -33,6 +33,8 @@ EVALUATION = "evaluation.json"
 MEASURED_EVERY = 97
 """Of so many updates one is measured. It costs a pass over the similarities, far less than 1 % of so many updates. A
 prime: of every 100, and with 50 steps an epoch, each measurement would be of an epoch's last batch."""
+MUCH_OF_THE_START = 0.05
+"""Share of the averaged weights that are those of the run's start, from which on the log says so."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 """What file systems answer that have no flock."""
 _held: dict[Path, ExitStack] = {}
@@ -107,6 +109,11 @@ class RunReport:
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(total_steps, 'step')}: "
                 "the learning rate will not reach its peak; a tenth of the run is usual, "
                 f"train.warmup_steps={total_steps // 10}"
+            )
+        if config.ema is not None and (left := config.ema.decay**total_steps) > MUCH_OF_THE_START:
+            self.say(
+                f"train.ema.decay is {config.ema.decay}, and the run has {counted(total_steps, 'step')}: {left:.0%} of "
+                "the averaged weights will be those of the start; set a lower one"
             )
         for line in never_begins(config, total_steps):
             self.say(line)

@@ -28,8 +28,8 @@ from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.run import checkpoint
-from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
+from mmdata.train.run.groups import describe_groups, freeze_groups
 from mmdata.train.run.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.run.optimizer import (
     averages,
@@ -39,6 +39,7 @@ from mmdata.train.run.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
+from mmdata.train.run.random_state import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
@@ -69,13 +70,14 @@ class Trainer:
         output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found there
             is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
-        evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
-            the end; returns named numbers. With `train.parallel` fsdp and bf16 it must run the model under autocast.
+        evaluate: called with the model in eval mode, with `train.ema` with the averaged one, on every rank, after each
+            `evaluate_every_epochs` epochs and at the end; returns named numbers. With `train.parallel` fsdp and bf16 it
+            must run the model under autocast.
 
     Raises:
-        ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
-            had other settings, or another length, or is under way in another process; the batches are of another rank
-            or world size than the process group.
+        ConfigError: settings of the loss that do not fit together; groups or an optimizer that do not fit the model;
+            neither epochs nor steps given; the run in `output` had other settings, or another length, or is under way
+            in another process; the batches are of another rank or world size than the process group.
         DataError: a damaged checkpoint.
     """
 
@@ -110,6 +112,7 @@ class Trainer:
         self.batches = DevicePrefetcher(batches, self.device, took=took)
 
         collectives.share_weights(model)
+        freeze_groups(model, config.groups)
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         flops = FlopCounter(model) if self.device.type == "cuda" else None
         self.meter = Meter(self.group, flops, self.extras.stats)
@@ -133,6 +136,8 @@ class Trainer:
             self.report.close()  # a notebook goes on
             raise
         self.report.begin(resumed, self.step, self.total_steps)
+        for line in describe_groups(model, self.optimizer, config):
+            self.report.say(line)
         keep, say = config.keep_checkpoints, self.report.say
         self.writer = CheckpointWriter(output / CHECKPOINTS, keep=keep, say=say, group=self.group)
 
@@ -285,9 +290,12 @@ class Trainer:
         with self.meter.paused():
             self.watchdog.at("evaluating", LONG_S)
             random_state = rng_state(self.device)
-            self.model.eval()
-            values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
-            self.model.train()
+            values: dict[str, float] = {"step": self.step, "epochs_done": self.epoch}
+            if (average := self.memory.ema) is not None:
+                values |= {"ema": True, **self.evaluate(average.model)}
+            else:
+                values |= self.evaluate(self.model.eval())
+                self.model.train()
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint", LONG_S)
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
