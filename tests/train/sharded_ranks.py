@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
 
-from mmdata.train import train_step
+from mmdata.config.train import AverageConfig
+from mmdata.train import EMA, train_step
 from mmdata.train.evaluation.retrieval import retrieval
 from mmdata.train.ranks import collectives, parallel, sharding
 from tests.train import ranks
@@ -94,6 +96,19 @@ def shared_retrieval(*, share: bool) -> dict[str, float]:
     return retrieval(images, texts, image_ids=ids, text_ids=ids, share=share, tile=(1024, 3))
 
 
+def counted_collectives() -> tuple[int, int]:
+    """Of an update of the averaged weights of a sharded model, and, as a control, of making one weight whole."""
+    model = ranks.make_model(0.0)
+    average = EMA(model, AverageConfig(decay=0.5))
+    sharding.shard(model, CPU)
+    average.shard(CPU)
+    with CommDebugMode() as of_update:
+        average.update(model)
+    with CommDebugMode() as of_whole:
+        sharding.whole(model.image_projection.weight)
+    return of_update.get_total_counts(), of_whole.get_total_counts()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
@@ -110,6 +125,7 @@ def main() -> None:
                 torch.save(bf16_case(case, rank), folder / f"{name}.{rank}.pt")
             else:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
+        torch.save(counted_collectives(), folder / f"collectives{world_size}.{rank}.pt")
         torch.save(shared_retrieval(share=True), folder / f"retrieval{world_size}.{rank}.pt")
         collectives.finish()
 

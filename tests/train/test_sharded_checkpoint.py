@@ -15,10 +15,13 @@ from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_checkpoint import equal
 from tests.train.test_loop import last_state, read_metrics, run_small
 
+AVERAGES = ("ema", "teacher")
+
 
 def fsdp(output: Path, *, torchrun: int = 2, **spec: Any) -> subprocess.CompletedProcess[str]:
     train = {"parallel": "fsdp", "teacher": {"decay": 0.9}, **spec.pop("train", {})}
-    train |= {"queue": 20, "mask_false_negatives": True}
+    train |= {"queue": 20, "mask_false_negatives": True, "ema": {"decay": 0.8}}
+    train["groups"] = [{"match": "image_proj*", "freeze": True}, {"match": "text_*", "lr_scale": 0.5}]
     return run_small(output, torchrun=torchrun, train=train, **spec)
 
 
@@ -84,8 +87,12 @@ def test_sharded_checkpoint_has_the_names_and_numbers_of_ddp(whole: Path, tmp_pa
     one, other = last_state(whole), last_state(tmp_path)
     assert one["model"].keys() == other["model"].keys()
     assert one["optimizer"].keys() == other["optimizer"].keys()
-    for found, expected in ((one["model"], other["model"]), (one["memory"]["teacher"], other["memory"]["teacher"])):
+    for found, expected in (
+        (one["model"], other["model"]),
+        *((one["memory"][k], other["memory"][k]) for k in AVERAGES),
+    ):
         torch.testing.assert_close(dict(found), dict(expected), rtol=1e-3, atol=1e-5)
+    assert not [name for name in one["optimizer"] if name.startswith("image_proj")]
     for part in ("batches", "rng"):
         assert equal(one[part], other[part]), part
 
@@ -104,7 +111,8 @@ def test_sharded_run_resumes_on_another_number_of_ranks(ranks: int, tmp_path: Pa
     assert found == pytest.approx(expected, rel=0, abs=RUN_IN_DOUBLE)
     one, other = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
     torch.testing.assert_close(other["model"], one["model"], rtol=0, atol=RUN_IN_DOUBLE)
-    torch.testing.assert_close(other["memory"]["teacher"], one["memory"]["teacher"], rtol=0, atol=RUN_IN_DOUBLE)
+    for name in AVERAGES:
+        torch.testing.assert_close(other["memory"][name], one["memory"][name], rtol=0, atol=RUN_IN_DOUBLE)
 
 
 def test_sharded_checkpoint_is_what_torch_reads_from_it(whole: Path, tmp_path: Path):

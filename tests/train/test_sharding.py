@@ -114,6 +114,10 @@ def test_sharding_leaves_each_rank_its_share_of_all_matrices(results: Path):
     assert kept[0]["text_tower.transformer.blocks.0.mlp.0.weight"] == 4 * 128 * 128 / 2
 
 
+def test_sharding_averaged_weights_are_updated_without_a_collective(results: Path):
+    assert torch.load(results / "collectives2.1.pt") == (0, 1)
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, world_size: int):
     expected = sharded_ranks.shared_retrieval(share=False)

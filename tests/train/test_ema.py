@@ -1,0 +1,85 @@
+"""Averaged weights (train.ema): timm's ModelEmaV3 is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.utils.model_ema import ModelEmaV3
+from torch import nn
+
+from mmdata.config.train import AverageConfig
+from mmdata.train import EMA
+from tests.train import small_run as small
+from tests.train.test_checkpoint import equal
+from tests.train.test_loop import last_state, make_trainer, read_metrics
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("with_buffers", [False, True])
+def test_average_is_that_of_timm(with_buffers: bool):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4) if with_buffers else nn.LayerNorm(4))
+    ours, theirs = EMA(model, AverageConfig(decay=0.8)), ModelEmaV3(model, decay=0.8, exclude_buffers=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(5):
+        model(torch.randn(8, 5)).square().sum().backward()
+        optimizer.step()
+        ours.update(model)
+        theirs.update(model)
+    assert equal(ours.state_dict(), theirs.module.state_dict())
+    assert not torch.equal(ours.model[0].weight, model[0].weight)
+
+
+def test_average_is_evaluated_and_goes_on_after_a_resume_bit_for_bit(tmp_path: Path):
+    judged: list[nn.Module] = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        assert not model.training
+        judged.append(model)
+        return small.evaluate(model)
+
+    settings: dict[str, Any] = {"ema": {"decay": 0.7}, "teacher": {"decay": 0.9}}
+    whole = make_trainer(tmp_path, evaluate=evaluate, **settings)
+    assert whole.run() == 0
+    state, lines = last_state(tmp_path), read_metrics(tmp_path, "evaluation")
+    assert whole.model.training
+    assert {*map(id, judged)} == {id(whole.memory.ema.model)}
+    assert [line["ema"] for line in lines] == [True] * 3
+    small.go_back(tmp_path, 9)
+    assert make_trainer(tmp_path, evaluate=evaluate, **settings).run() == 0
+    resumed = last_state(tmp_path)
+    assert state["memory"].keys() == {"ema", "teacher"}
+    for part in ("model", "memory", "optimizer", "rng"):
+        assert equal(state[part], resumed[part]), part
+    assert not equal(state["memory"]["ema"], state["model"])
+    assert not equal(state["memory"]["ema"], state["memory"]["teacher"])
+    assert read_metrics(tmp_path, "evaluation") == lines
+
+
+def test_teacher_of_the_same_decay_is_the_average(tmp_path: Path):
+    one, two = {"decay": 0.7}, {"teacher": {"decay": 0.7}, "steps": 3}
+    trainer = make_trainer(tmp_path / "one", ema=one, **two)
+    assert trainer.memory.teacher is trainer.memory.ema
+    assert trainer.run() == make_trainer(tmp_path / "other", **two).run() == 0
+    shared, alone = last_state(tmp_path / "one"), last_state(tmp_path / "other")
+    assert shared["memory"].keys() == {"ema"}
+    assert equal(shared["memory"]["ema"], alone["memory"]["teacher"])
+    assert equal(shared["model"], alone["model"])
+
+
+def test_average_that_stays_near_the_start_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    make_trainer(tmp_path, steps=10, ema={"decay": 0.9})
+    said = (
+        "train.ema.decay is 0.9, and the run has 10 steps: 35% of the averaged weights will be those of the start; set"
+    )
+    assert said in capsys.readouterr().out
