@@ -117,8 +117,9 @@ class ParameterGroupConfig(Settings):
     """Parameters that learn at another rate, or not at all. No parameter may be in two groups."""
 
     match: str
-    """Names of parameters, with * and [0-9] as in file names: image_*, text_tower.*, *.layers.[0-8].*, logit_scale.
-    Names begin with image_tower, image_projection, text_tower and text_projection, and go on as in the state dict."""
+    """Names of parameters, with * and [0-9] as in file names: image_*, text_tower.*, "*.layers.[0-8].*". Names begin
+    with image_tower, image_projection, text_tower and text_projection, and go on as in the state dict; two are
+    logit_scale and logit_bias."""
     lr_scale: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
     """Factor of the learning rate."""
     weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] | None = None
@@ -133,12 +134,10 @@ class ParameterGroupConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> ParameterGroupConfig:
-        learns = {"lr_scale": self.lr_scale != 1.0}
-        learns |= {name: getattr(self, name) is not None for name in ("weight_decay", "layer_decay")}
-        if self.freeze == any(learns.values()):
+        if self.freeze == (self.lr_scale != 1.0 or self.weight_decay is not None or self.layer_decay is not None):
             raise ValueError(
-                f"match '{self.match}': give freeze alone, or one or more of {', '.join(learns)}; parameters that are "
-                "in no group learn as the section train says"
+                f"match '{self.match}': give freeze alone, or one or more of lr_scale, weight_decay and layer_decay; "
+                "parameters that are in no group learn as the section train says"
             )
         return self
 

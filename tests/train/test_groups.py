@@ -160,7 +160,7 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
             [{"match": "*", "freeze": True, "lr_scale": 2}],
             "match '*': give freeze alone, or one or more of lr_scale, we",
         ),
-        ([{"match": "*"}], "match '*': give freeze alone, or one or more of lr_scale, weight_decay, layer_decay;"),
+        ([{"match": "*"}], "match '*': give freeze alone, or one or more of lr_scale, weight_decay and layer_decay;"),
     ],
 )
 def test_groups_that_do_not_fit_are_errors(groups: list[dict[str, Any]], said: str):
