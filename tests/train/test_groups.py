@@ -198,6 +198,10 @@ def test_run_says_its_groups_before_it_begins_and_keeps_what_is_frozen(
         make_trainer(tmp_path, steps=3, groups=[groups[0], {**groups[1], "lr_scale": 0.25}])
 
 
+def test_groups_that_are_off_are_matrices_and_all_others():
+    assert [len(group["params"]) > 10 for group in make_optimizer(tiny(), config()).param_groups] == [True, True]
+
+
 def test_step_enters_no_file_of_groups_or_averages_that_are_off(tmp_path: Path):
     trainer, entered = make_trainer(tmp_path, steps=2), set[str]()
 

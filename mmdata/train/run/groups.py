@@ -54,7 +54,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
 
     Returns:
         Besides `params` and `weight_decay`, which is 0 for biases, norms, logit_scale and logit_bias: `lr_scale`, for
-        `set_learning_rate`; `match`, the pattern; `in_blocks`, whether these are 2-D matrices of the towers' blocks.
+        `set_learning_rate`; `match`, the pattern; `by_muon`, whether these are matrices (2-D) of the towers' blocks,
+            and the optimizer is muon.
 
     Raises:
         ConfigError: see `freeze_groups`; no parameter learns, or a group has nothing that one of its settings acts on.
@@ -75,7 +76,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
             "match": group.match,
             "lr_scale": group.lr_scale * (1.0 if group.layer_decay is None else group.layer_decay**above),
             "weight_decay": decay if is_matrix else 0.0,
-            "in_blocks": in_block and is_matrix and parameter.ndim == 2,
+            "by_muon": config.optimizer == "muon" and in_block and is_matrix and parameter.ndim == 2,
         }
         found.setdefault((not is_matrix, *learns.values()), {"params": [], **learns})["params"].append(parameter)
     if not found:

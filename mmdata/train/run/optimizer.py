@@ -63,17 +63,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         return torch.optim.SGD(groups, lr=config.lr, momentum=momentum)
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.lr)
-    hidden = [group for group in groups if group["in_blocks"]] if config.optimizer == "muon" else []
-    others = [group for group in groups if not (hidden and group["in_blocks"])]
+    by_muon, others = ([group for group in groups if group["by_muon"] is kind] for kind in (True, False))
     # Fused: one pass over weights, gradients and averages in place of ten.
     adamw = torch.optim.AdamW(others, lr=config.lr, betas=config.betas, fused=True)
     if config.optimizer == "adamw":
         return adamw
-    if not hidden:
+    if not by_muon:
         raise ConfigError("train.optimizer muon is for the matrices of the towers' blocks, and none learns: take adamw")
-    return MuonAndAdamW(
-        torch.optim.Muon(hidden, lr=config.lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"), adamw
-    )
+    muon = torch.optim.Muon(by_muon, lr=config.lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+    return MuonAndAdamW(muon, adamw)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
