@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
-from mmdata.config.train import AverageConfig
+from mmdata.config.train import AverageConfig, TrainConfig
 from mmdata.train import EMA, train_step
 from mmdata.train.evaluation.retrieval import retrieval
 from mmdata.train.ranks import collectives, parallel, sharding
+from mmdata.train.run.optimizer import averages, load_averages, make_optimizer
 from tests.train import ranks
 
 CPU = torch.device("cpu")
@@ -109,6 +110,21 @@ def counted_collectives() -> tuple[int, int]:
     return of_update.get_total_counts(), of_whole.get_total_counts()
 
 
+def muon_update(*, is_sharded: bool) -> dict[str, torch.Tensor]:
+    """What an update of muon, from gradients that equal the weights, adds to the matrices of a block."""
+    model = ranks.make_model(0.0)
+    if is_sharded:
+        sharding.shard(model, CPU)
+    optimizer = make_optimizer(model, TrainConfig(optimizer="muon", weight_decay=0.0))
+    block = dict(model.text_tower.transformer.blocks[0].named_parameters())
+    before = {name: sharding.whole(weight).detach().clone() for name, weight in block.items() if weight.ndim == 2}
+    load_averages(model, optimizer, averages(model, optimizer, make=True))  # as a resumed run does
+    for weight in model.parameters():
+        weight.grad = weight.detach().clone()
+    optimizer.step()
+    return {name: sharding.whole(block[name]).detach() - weight for name, weight in before.items()}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
@@ -125,6 +141,7 @@ def main() -> None:
                 torch.save(bf16_case(case, rank), folder / f"{name}.{rank}.pt")
             else:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
+        torch.save(muon_update(is_sharded=True), folder / f"muon{world_size}.{rank}.pt")
         torch.save(counted_collectives(), folder / f"collectives{world_size}.{rank}.pt")
         torch.save(shared_retrieval(share=True), folder / f"retrieval{world_size}.{rank}.pt")
         collectives.finish()

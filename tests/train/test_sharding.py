@@ -118,6 +118,14 @@ def test_sharding_averaged_weights_are_updated_without_a_collective(results: Pat
     assert torch.load(results / "collectives2.1.pt") == (0, 1)
 
 
+def test_sharding_makes_the_updates_of_muon_up_to_its_bfloat16(results: Path):
+    found, expected = torch.load(results / "muon2.1.pt"), sharded_ranks.muon_update(is_sharded=False)
+    assert len(found) == 4
+    for name, update in expected.items():
+        bound = rounding(1.0, sums=15, dtype=torch.bfloat16)  # three products in each of five iterations
+        assert float((found[name] - update).norm() / update.norm()) < bound, name
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, world_size: int):
     expected = sharded_ranks.shared_retrieval(share=False)
