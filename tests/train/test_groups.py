@@ -153,7 +153,7 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
         ),
         (
             [{"match": "logit_*", "weight_decay": 0.5}],
-            "weight_decay of 'logit_*': it acts on matrices, and none learns",
+            "weight_decay of 'logit_*' acts on matrices, and none learns",
         ),
         ([{"match": "*", "freeze": True}], "leave no parameter that learns: freeze less"),
         (

@@ -38,10 +38,8 @@ def freeze_groups(model: nn.Module, groups: Sequence[ParameterGroupConfig]) -> d
                 f"names begin with {', '.join(tops)}"
             )
         if twice := next((name for name in matching if name in found), None):
-            raise ConfigError(
-                f"train.groups: '{twice}' matches both '{found[twice].match}' and '{group.match}'; a parameter has one "
-                "group at most"
-            )
+            both = f"'{found[twice].match}' and '{group.match}'"
+            raise ConfigError(f"train.groups: '{twice}' matches both {both}; a parameter has one group at most")
         found |= dict.fromkeys(matching, group)
     for name, group in found.items():
         if group.freeze:
@@ -82,15 +80,11 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     if not found:
         raise ConfigError("train.groups and model.freeze leave no parameter that learns: freeze less")
     for group in config.groups:
-        names = [name for name, one in owners.items() if one is group]
-        if group.layer_decay is not None and not any(name in layers for name in names):
+        if group.layer_decay is not None and not any(owners.get(name) is group for name in layers):
             raise ConfigError(f"train.groups: layer_decay of '{group.match}': no tower with numbered blocks is in it")
-        if group.weight_decay and not any(
-            made["weight_decay"] for made in found.values() if made["match"] == group.match
-        ):
-            raise ConfigError(
-                f"train.groups: weight_decay of '{group.match}': it acts on matrices, and none learns there"
-            )
+        decays = {made["weight_decay"] for made in found.values() if made["match"] == group.match}
+        if group.weight_decay and not any(decays):
+            raise ConfigError(f"train.groups: weight_decay of '{group.match}' acts on matrices, and none learns there")
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 
