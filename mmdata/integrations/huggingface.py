@@ -1,7 +1,6 @@
 """The loader in the Hugging Face Trainer. The Trainer uses its batches unchanged and does not shard them again.
 
-`train(resume_from_checkpoint=True)` continues with the next batch; to get there, the Trainer reads the epoch's earlier
-batches again.
+`train(resume_from_checkpoint=True)` continues with the next batch, and reads no earlier one.
 """
 
 from __future__ import annotations
@@ -10,21 +9,22 @@ import inspect
 import os
 from collections.abc import Iterator
 from functools import reduce
+from operator import itemgetter
 from typing import Any, cast
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import nested_concat
 from transformers.trainer_utils import EvalLoopOutput
 
-from mmdata.batch import normalized, valid_inputs
+from mmdata.batch import Batch, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together, pixel_stats
+from mmdata.integrations.adapt import check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.train.models.expected_inputs import fitted, inputs_of
@@ -35,28 +35,46 @@ EMPTY = "has_no_rows"
 """Entry of inputs whose one row stands for none, since every rank must take part in a step."""
 
 
-class _Batches(IterableDataset[dict[str, Any]]):
-    """A loader as the dataset of a DataLoader that does not batch: each item is a whole batch of model inputs."""
+class _Batches(Dataset[dict[str, Any]]):
+    """A loader as the dataset and the batch sampler of a DataLoader: step n of an epoch is the index of its batch n.
+
+    At a resume the Trainer has accelerate leave out the first steps of the sampler. The first step that is asked for
+    moves the loader.
+    """
 
     def __init__(self, loader: Loader, *, repeat: bool, extra: dict[str, Any]) -> None:
         self.loader = loader
         self._repeat = repeat  # the first epoch each time
         self._extra = extra
+        self._batches: Iterator[Batch] = iter(())
+        self._next = 0  # the step of the batch that `_batches` gives next
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; the Trainer calls it at the start of each epoch."""
-        self.loader.set_epoch(epoch)
+        self.loader.set_epoch(0 if self._repeat else epoch)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in SameEpoch(self.loader) if self._repeat else judged_together(self.loader):
-            inputs = valid_inputs(batch)
-            if "labels" in inputs:  # -1 where a row has none
-                inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
-            stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
-            yield inputs | self._extra | stands_for_none
+    def __iter__(self) -> Iterator[list[int]]:
+        """The steps of an epoch, each as the list that a batch sampler gives."""
+        for step in range(len(self)):
+            yield [step]
+        next(self._batches, None)  # the loader ends the epoch: it checks its bad rows
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        """The model inputs of a step."""
+        if step == 0 or step != self._next:
+            if step:
+                self.loader.load_state_dict({**self.loader.state_dict(), "step": step})
+            self._batches = judged_together(self.loader)
+        self._next = step + 1
+        batch = next(self._batches)
+        inputs = valid_inputs(batch)
+        if "labels" in inputs:  # -1 where a row has none
+            inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
+        stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
+        return inputs | self._extra | stands_for_none
 
 
 class _ValShards(IterableDataset[Any]):
@@ -183,9 +201,10 @@ class LoaderTrainer(Trainer):
 
     def _batches(self, data: DataConfig, *, repeat: bool) -> DataLoader[Any]:
         loader = Loader.from_config(data, rank=self.args.process_index, world_size=self.args.world_size)
-        # accelerate's class for a DataLoader that is sharded already: it moves batches to the device and can skip some.
         batches = _Batches(loader, repeat=repeat, extra=self._extra)
-        return cast("DataLoader[Any]", DataLoaderShard(batches, device=self.args.device, batch_size=None))
+        # accelerate's class for a DataLoader that is sharded already: it moves batches to the device.
+        shard = DataLoaderShard(batches, device=self.args.device, batch_sampler=batches, collate_fn=itemgetter(0))
+        return cast("DataLoader[Any]", shard)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
