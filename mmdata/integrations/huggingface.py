@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import itemgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, recursively_apply, send_to_device
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer, TrainingArguments
@@ -23,11 +25,15 @@ from transformers.trainer_utils import EvalLoopOutput
 from mmdata.batch import Batch, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.integrations.adapt import check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.plan import Step
 from mmdata.train.models.expected_inputs import fitted, inputs_of
+
+if TYPE_CHECKING:
+    import datasets
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
@@ -213,3 +219,54 @@ class LoaderTrainer(Trainer):
 
 def _none_of(values: Tensor) -> Tensor:
     return values[:0]
+
+
+def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> datasets.Dataset:
+    """The rows of a loader as a `datasets.Dataset`, for trainers that batch rows themselves.
+
+    sentence-transformers and TRL are such trainers. Their sampler chooses the rows, their collator makes the batches,
+    and they resume without reading earlier rows. A row is decoded when it is asked for: set `dataloader_num_workers`.
+
+    Args:
+        loader: its rows, image shape, transform and captions are used, in its epoch (`loader.set_epoch`); its batches,
+            order and ranks are not. Under several processes each may open it as rank 0 of 1.
+        row: changes a row, such as into TRL's `{"images": …, "messages": …}`.
+
+    Returns:
+        Rows `{"image": PIL.Image, "text": str}`, or `{"image": …, "label": int}` without `data.tokenizer`. A row that
+        cannot be used is left out of its batch, and is in `loader.ledger`.
+
+    Raises:
+        ConfigError: the images of the loader have several shapes, or are patches.
+        DataError: while rows are read: a batch has no usable row, or more than `max_bad_share` could not be used.
+    """
+    import datasets
+
+    buckets = loader.plan.policy.buckets
+    shapes = {bucket.image for bucket in buckets}
+    if len(shapes) > 1 or buckets[0].patches:
+        raise ConfigError(
+            f"as_dataset gives images of one shape, and this loader's are of {', '.join(sorted(shapes))}: leave "
+            "data.image_buckets and data.image_patches out"
+        )
+    bucket = max(buckets, key=lambda found: found.length)
+    rows = np.concatenate([*loader.plan.rows.planned()])
+
+    def read(asked: dict[str, list[int]]) -> dict[str, list[Any]]:
+        numbers = np.array(next(iter(asked.values())))
+        epoch = loader.state_dict()["epoch"]
+        made = loader.builder.make(Step(epoch, 0, bucket, numbers, np.full_like(numbers, epoch)))
+        loader.ledger.add(made.masked, len(numbers))
+        batch = made.batch
+        texts = ("text", batch["captions"]) if "captions" in batch else ("label", batch["labels"].tolist())
+        found = [
+            row({"image": Image.fromarray(pixels.permute(1, 2, 0).numpy()), texts[0]: text})
+            for pixels, text, valid in zip(batch["pixel_values"], texts[1], batch["valid"].tolist(), strict=True)
+            if valid
+        ]
+        if not found:
+            raise DataError(f"none of the rows {numbers.tolist()} could be used: {loader.ledger[-1]}")
+        return {name: [values[name] for values in found] for name in found[0]}
+
+    names = read({"": rows[:1].tolist()})
+    return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)
