@@ -268,5 +268,5 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
             raise DataError(f"none of the rows {numbers.tolist()} could be used: {loader.ledger[-1]}")
         return {name: [values[name] for values in found] for name in found[0]}
 
-    names = read({"": rows[:1].tolist()})
+    names = read({"": rows[:8].tolist()})  # several, since one may be unusable
     return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)

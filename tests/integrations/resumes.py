@@ -1,7 +1,7 @@
-"""Run by test_resumes.py: trainings in each loop of others, of which each process kills itself in its last step.
+"""Run by test_resumes.py: one loop of others trains an epoch of ten steps, undisturbed, killed and resumed.
 
-Each training is one epoch of ten steps. It runs undisturbed, then killed when its tenth batch has come, then resumed from the
-checkpoint of its ninth step. Each process is forked after the imports, and keeps what its model got: a digest of each row.
+Each process of a killed training ends itself by SIGKILL when its tenth batch has come; the checkpoint is that of its
+ninth step. Processes are forked after the imports, and keep a digest of each row that their model got.
 """
 
 from __future__ import annotations
@@ -14,28 +14,17 @@ import socket
 import sys
 from collections.abc import Callable
 from hashlib import blake2b
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import grain
-import lightning.pytorch as lightning
 import torch
-from accelerate import Accelerator
-from lightning.pytorch.callbacks import ModelCheckpoint
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from torch import Tensor, nn
 from torch.distributed import checkpoint
-from transformers import CLIPModel, TrainingArguments
 
 import mmdata
 from mmdata.images.pixels import PixelTransform
-from mmdata.integrations.grain import LoaderDataset
-from mmdata.integrations.huggingface import LoaderTrainer, as_dataset
-from mmdata.integrations.lightning import LoaderDataModule
-from tests.integrations.titan import photos_loader
-from tests.integrations.vision_language import fine_tuner
 
 STEPS, SAVED = 10, 9
 ARGUMENTS: dict[str, Any] = {
@@ -92,6 +81,10 @@ class Run:
 
 
 def huggingface(run: Run) -> None:
+    from transformers import CLIPModel, TrainingArguments
+
+    from mmdata.integrations.huggingface import LoaderTrainer
+
     clip = CLIPModel.from_pretrained(run.model)
     run.watch(clip)
     trainer = LoaderTrainer(run.data, model=clip, args=TrainingArguments(str(run.out), **ARGUMENTS))
@@ -99,6 +92,8 @@ def huggingface(run: Run) -> None:
 
 
 def accelerate(run: Run) -> None:
+    from accelerate import Accelerator
+
     accelerator, loader = Accelerator(cpu=True), run.loader()
     model = accelerator.prepare(nn.Linear(1, 1))
     accelerator.register_for_checkpointing(loader)
@@ -114,6 +109,11 @@ def accelerate(run: Run) -> None:
 
 
 def in_lightning(run: Run) -> None:
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from mmdata.integrations.lightning import LoaderDataModule
+
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -137,6 +137,10 @@ def in_lightning(run: Run) -> None:
 
 
 def in_grain(run: Run) -> None:
+    import grain
+
+    from mmdata.integrations.grain import LoaderDataset
+
     batches, own = iter(LoaderDataset(run.loader())), run.out / str(run.rank)  # without jax Grain knows of one process
     own.mkdir(parents=True, exist_ok=True)
     handler = grain.checkpoint.CheckpointHandler()
@@ -149,6 +153,8 @@ def in_grain(run: Run) -> None:
 
 
 def torchtitan(run: Run) -> None:
+    from tests.integrations.titan import photos_loader
+
     loader = photos_loader(run.data).build(dp_rank=run.rank, dp_world_size=run.world_size, local_batch_size=4)
     if run.resumes:
         checkpoint.load({"dataloader": loader}, checkpoint_id=run.out)
@@ -159,48 +165,47 @@ def torchtitan(run: Run) -> None:
 
 
 def sentence_transformers(run: Run) -> None:
-    model = SentenceTransformer(run.model, device="cpu")
-    arguments = SentenceTransformerTrainingArguments(
-        str(run.out), per_device_train_batch_size=8 // run.world_size, **ARGUMENTS
-    )
-    trainer = SentenceTransformerTrainer(
+    import sentence_transformers as library
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    from mmdata.integrations.huggingface import as_dataset
+
+    class Loss(CachedMultipleNegativesRankingLoss):
+        def forward(self, sentence_features: Any, labels: Any) -> Any:
+            features = list(sentence_features)
+            run.see(features[0]["pixel_values"])
+            return super().forward(features, labels)
+
+    model, rows = library.SentenceTransformer(run.model, device="cpu"), 8 // run.world_size
+    arguments: Any = library.SentenceTransformerTrainingArguments
+    trainer = library.SentenceTransformerTrainer(
         model=model,
-        args=arguments,
+        args=arguments(str(run.out), per_device_train_batch_size=rows, **ARGUMENTS),
         train_dataset=as_dataset(mmdata.Loader.from_config(run.data, rank=0, world_size=1)),
-        loss=Watched(run, model, mini_batch_size=2),
+        loss=Loss(model, mini_batch_size=2),
     )
     trainer.train(resume_from_checkpoint=run.resumes)
 
 
-class Watched(CachedMultipleNegativesRankingLoss):
-    """Sees the images of each batch."""
-
-    def __init__(self, run: Run, model: SentenceTransformer, *, mini_batch_size: int) -> None:
-        super().__init__(model, mini_batch_size=mini_batch_size)
-        self.run = run
-
-    def forward(self, sentence_features: Any, labels: Any) -> Any:
-        features = list(sentence_features)
-        self.run.see(features[0]["pixel_values"])
-        return super().forward(features, labels)
-
-
 def trl(run: Run) -> None:
+    from tests.integrations.vision_language import fine_tuner
+
     loader = mmdata.Loader.from_config(run.data, rank=0, world_size=1)
     trainer = fine_tuner(loader, run.model, run.out, 8 // run.world_size, ARGUMENTS)
     run.watch(trainer.model)
     trainer.train(resume_from_checkpoint=run.resumes)
 
 
-LOOPS: dict[str, Callable[[Run], None]] = {
-    "huggingface": huggingface,
-    "accelerate": accelerate,
-    "lightning": in_lightning,
-    "grain": in_grain,
-    "torchtitan": torchtitan,
-    "sentence-transformers": sentence_transformers,
-    "trl": trl,
+LOOPS: dict[str, tuple[Callable[[Run], None], list[str]]] = {
+    "huggingface": (huggingface, ["transformers", "mmdata.integrations.huggingface"]),
+    "accelerate": (accelerate, ["accelerate"]),
+    "lightning": (in_lightning, ["lightning.pytorch", "mmdata.integrations.lightning"]),
+    "sentence-transformers": (sentence_transformers, ["sentence_transformers", "mmdata.integrations.huggingface"]),
+    "grain": (in_grain, ["mmdata.integrations.grain"]),
+    "torchtitan": (torchtitan, ["tests.integrations.titan"]),
+    "trl": (trl, ["tests.integrations.vision_language"]),
 }
+"""By name: the training, and what it imports."""
 
 
 def process(name: str, spec: dict[str, Any], out: Path, phase: str, ranks: tuple[int, int], port: int) -> None:
@@ -215,8 +220,8 @@ def process(name: str, spec: dict[str, Any], out: Path, phase: str, ranks: tuple
         if name in ("torchtitan", "grain"):
             torch.distributed.init_process_group("gloo")
     folder = {"resumed": f"killed-{world_size}"}.get(phase, f"{phase}-{world_size}")
-    run = Run(spec, out / name / folder, phase, ranks)
-    LOOPS[name](run)
+    run = Run(spec, out / folder, phase, ranks)
+    LOOPS[name][0](run)
     run.write()
 
 
@@ -225,7 +230,6 @@ def train(name: str, spec: dict[str, Any], out: Path, phase: str, world_size: in
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (out / name).mkdir(exist_ok=True)
     context = get_context("fork")
     ranks = [(rank, world_size) for rank in range(world_size)]
     processes = [context.Process(target=process, args=(name, spec, out, phase, pair, port)) for pair in ranks]
@@ -236,13 +240,16 @@ def train(name: str, spec: dict[str, Any], out: Path, phase: str, world_size: in
     return [started.exitcode or 0 for started in processes]
 
 
-if __name__ == "__main__":
-    spec, out, statuses = json.loads(sys.argv[1]), Path(sys.argv[2]), {}
-    for name in sys.argv[3:] or LOOPS:
-        for world_size in (1, 2):
-            for phase in ("whole", "killed", "resumed"):
-                if phase == "resumed" and world_size == 2:
-                    shutil.copytree(out / name / "killed-2", out / name / "fewer-1")
-                statuses[f"{name} {phase} {world_size}"] = train(name, spec, out, phase, world_size)
-        statuses[f"{name} fewer 1"] = train(name, spec, out, "fewer", 1)
+def main(name: str, spec: dict[str, Any], out: Path) -> None:
+    """All trainings of a loop, and a file of their exit statuses."""
+    for module in LOOPS[name][1]:
+        import_module(module)
+    statuses = {f"{phase} 1": train(name, spec, out, phase, 1) for phase in ("whole", "killed", "resumed")}
+    statuses["killed 2"] = train(name, spec, out, "killed", 2)
+    shutil.copytree(out / "killed-2", out / "fewer-1")
+    statuses |= {"resumed 2": train(name, spec, out, "resumed", 2), "fewer 1": train(name, spec, out, "fewer", 1)}
     (out / "statuses.json").write_text(json.dumps(statuses))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))

@@ -45,9 +45,8 @@ def photos_loader(data: dict[str, Any], **settings: Any) -> Any:
             sys.modules.setdefault(name, ModuleType(name))
         sys.modules[package.__name__] = package
     (code,) = re.findall(r"```python\n(# photos_loader\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    found: dict[str, Any] = {"__name__": "photos_loader"}
-    exec(code, found)
-    config = found["PhotosLoader"].Config
-    names = {field.name for field in fields(config)}
-    owner = {"owner": found["PhotosLoader"]} if "owner" in names else {}
+    module: Any = sys.modules.setdefault("photos_loader", ModuleType("photos_loader"))
+    exec(code, vars(module))
+    config = module.PhotosLoader.Config
+    owner = {"owner": module.PhotosLoader} if "owner" in {field.name for field in fields(config)} else {}
     return config(dataset_path=data, **owner, **settings)
