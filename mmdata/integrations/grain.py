@@ -38,10 +38,10 @@ class LoaderDataset(grain.IterDataset[dict[str, Any]]):
 
     def __iter__(self) -> grain.DatasetIterator[dict[str, Any]]:
         self._loader.set_epoch(0)
-        return _Batches(self._loader, self._num_epochs)
+        return _LoaderIterator(self._loader, self._num_epochs)
 
 
-class _Batches(grain.DatasetIterator[dict[str, Any]]):
+class _LoaderIterator(grain.DatasetIterator[dict[str, Any]]):
     def __init__(self, loader: Loader, num_epochs: int | None) -> None:
         super().__init__()
         self._loader, self._num_epochs = loader, num_epochs

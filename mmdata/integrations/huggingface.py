@@ -238,10 +238,13 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
 
     Raises:
         ConfigError: the images of the loader have several shapes, or are patches.
-        DataError: while rows are read: a batch has no usable row, or more than `max_bad_share` could not be used.
+        DataError: now or while rows are read: none of those asked for can be used, or too many could not.
+        ImportError: `datasets` is not installed.
     """
-    import datasets
-
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("as_dataset needs datasets: pip install datasets") from error
     buckets = loader.plan.policy.buckets
     shapes = {bucket.image for bucket in buckets}
     if len(shapes) > 1 or buckets[0].patches:
@@ -257,16 +260,23 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
         epoch = loader.state_dict()["epoch"]
         made = loader.builder.make(Step(epoch, 0, bucket, numbers, np.full_like(numbers, epoch)))
         loader.ledger.add(made.masked, len(numbers))
-        batch = made.batch
-        texts = ("text", batch["captions"]) if "captions" in batch else ("label", batch["labels"].tolist())
-        found = [
-            row({"image": Image.fromarray(pixels.permute(1, 2, 0).numpy()), texts[0]: text})
-            for pixels, text, valid in zip(batch["pixel_values"], texts[1], batch["valid"].tolist(), strict=True)
-            if valid
-        ]
+        found = [row(values) for values, valid in zip(_rows(made.batch), made.batch["valid"], strict=True) if valid]
         if not found:
-            raise DataError(f"none of the rows {numbers.tolist()} could be used: {loader.ledger[-1]}")
+            last = loader.ledger[-1]
+            raise DataError(
+                f"none of the rows {numbers.tolist()} could be used; the last: {last.sample}, {last.reason} "
+                f"({last.detail}); a larger batch has others beside them"
+            )
         return {name: [values[name] for values in found] for name in found[0]}
 
     names = read({"": rows[:8].tolist()})  # several, since one may be unusable
     return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {"image": list(map(Image.fromarray, batch["pixel_values"].movedim(1, 3).numpy()))}
+    if "captions" in batch:
+        columns["text"] = batch["captions"]
+    elif "labels" in batch:
+        columns["label"] = batch["labels"].tolist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -27,10 +27,8 @@ import mmdata
 from mmdata.images.pixels import PixelTransform
 
 STEPS, SAVED = 10, 9
-ARGUMENTS: dict[str, Any] = {
-    **{"num_train_epochs": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True},
-    **{"save_strategy": "steps", "save_steps": SAVED, "save_total_limit": 1, "bf16": False},
-}
+ARGUMENTS: dict[str, Any] = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "num_train_epochs": 1}
+ARGUMENTS |= {"save_strategy": "steps", "save_steps": SAVED, "save_total_limit": 1, "bf16": False}
 
 
 class Run:
