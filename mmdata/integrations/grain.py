@@ -24,7 +24,8 @@ class LoaderDataset(grain.IterDataset[dict[str, Any]]):
     to Grain's worker processes (`mp_prefetch`).
 
     Args:
-        loader: this process's loader; outside torchrun it is made with `rank` and `world_size`.
+        loader: this process's loader, or its stream with `steps_per_epoch`. Outside torchrun give it `rank` and
+            `world_size`.
         num_epochs: each in another order; None: without end.
 
     Example:

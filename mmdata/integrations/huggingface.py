@@ -29,6 +29,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.integrations.adapt import check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.loader.stream import Stream
 from mmdata.plan import Step
 from mmdata.train.models.expected_inputs import fitted, inputs_of
 
@@ -229,7 +230,7 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
 
     Args:
         loader: its rows, image shape, transform and captions are used, in its epoch (`loader.set_epoch`); its batches,
-            order and ranks are not. Under several processes each may open it as rank 0 of 1.
+            order and ranks are not.
         row: changes a row, such as into TRL's `{"images": …, "messages": …}`.
 
     Returns:
@@ -240,11 +241,14 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
         ConfigError: the images of the loader have several shapes, or are patches.
         DataError: now or while rows are read: none of those asked for can be used, or too many could not.
         ImportError: `datasets` is not installed.
+        TypeError: a stream.
     """
     try:
         import datasets
     except ImportError as error:
         raise ImportError("as_dataset needs datasets: pip install datasets") from error
+    if isinstance(loader, Stream):
+        raise TypeError("as_dataset needs the numbers of all rows, and a stream has no index: run `mmdata index`")
     buckets = loader.plan.policy.buckets
     shapes = {bucket.image for bucket in buckets}
     if len(shapes) > 1 or buckets[0].patches:

@@ -179,7 +179,7 @@ def sentence_transformers(run: Run) -> None:
     trainer = library.SentenceTransformerTrainer(
         model=model,
         args=arguments(str(run.out), per_device_train_batch_size=rows, **ARGUMENTS),
-        train_dataset=as_dataset(mmdata.Loader.from_config(run.data, rank=0, world_size=1)),
+        train_dataset=as_dataset(run.loader()),
         loss=Loss(model, mini_batch_size=2),
     )
     trainer.train(resume_from_checkpoint=run.resumes)
@@ -188,8 +188,7 @@ def sentence_transformers(run: Run) -> None:
 def trl(run: Run) -> None:
     from tests.integrations.vision_language import fine_tuner
 
-    loader = mmdata.Loader.from_config(run.data, rank=0, world_size=1)
-    trainer = fine_tuner(loader, run.model, run.out, 8 // run.world_size, ARGUMENTS)
+    trainer = fine_tuner(run.loader(), run.model, run.out, 8 // run.world_size, ARGUMENTS)
     run.watch(trainer.model)
     trainer.train(resume_from_checkpoint=run.resumes)
 

@@ -23,8 +23,8 @@ QUIET: dict[str, Any] = {"use_cpu": True, "report_to": "none", "disable_tqdm": T
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_as_dataset_gives_the_rows_of_the_loaders_batches(data: dict[str, Any], epoch: int):
     loader = mmdata.Loader.from_config(data)
-    loader.set_epoch(epoch)
     rows = as_dataset(loader)
+    loader.set_epoch(epoch)
     assert len(rows) == 22
     batches = mmdata.Loader.from_config(data)
     batches.set_epoch(epoch)
@@ -57,6 +57,11 @@ def test_as_dataset_leaves_out_rows_that_cannot_be_used(data: dict[str, Any], tm
 def test_as_dataset_of_several_shapes_is_refused(data: dict[str, Any], setting: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"images of one shape, and this loader's are of .*: leave data\.image_bu"):
         as_dataset(mmdata.Loader.from_config(data | setting))
+
+
+def test_as_dataset_of_a_stream_is_refused(data: dict[str, Any]):
+    with pytest.raises(TypeError, match=r"all rows, and a stream has no index: run `mmdata index`"):
+        as_dataset(mmdata.stream(None, data))
 
 
 def test_as_dataset_without_datasets_says_what_to_install(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

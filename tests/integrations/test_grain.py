@@ -53,6 +53,16 @@ def test_loader_dataset_resumes_at_any_batch(data: dict[str, Any], taken: int):
         np.testing.assert_array_equal(batch["pixel_values"], expected["pixel_values"].numpy())
 
 
+def test_loader_dataset_of_a_stream_resumes(data: dict[str, Any]):
+    def streamed() -> Any:
+        stream = mmdata.stream(None, data, steps_per_epoch=2)
+        return LoaderDataset(stream, num_epochs=2).map(lambda batch: batch["keys"])
+
+    whole = list(streamed())
+    assert len(whole) == 4
+    assert after(streamed(), 2, into=streamed()) == whole[2:]
+
+
 def test_loader_dataset_without_end_begins_each_iterator_with_epoch_0(data: dict[str, Any]):
     dataset = LoaderDataset(mmdata.Loader.from_config(data), num_epochs=None).map(lambda batch: batch["keys"])
     loader = mmdata.Loader.from_config(data)

@@ -1,19 +1,19 @@
-"""The page's loader for torchtitan, with torchtitan's own BaseDataLoader where it is installed."""
+"""The example's loader for torchtitan, with torchtitan's own BaseDataLoader where it is installed."""
 
 from __future__ import annotations
 
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch.distributed.checkpoint.stateful import Stateful
 
-PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torchtitan_loader.py"
 
 
 class BaseDataLoader(Stateful, ABC):
@@ -35,7 +35,7 @@ class BaseDataLoader(Stateful, ABC):
 
 
 def photos_loader(data: dict[str, Any], **settings: Any) -> Any:
-    """The settings of the loader in the page, for a section `data`: `photos_loader(data).build(dp_rank=…, …)`."""
+    """The settings of the loader in the example, for a section `data`: `photos_loader(data).build(dp_rank=…, …)`."""
     try:
         import torchtitan.components.dataloader  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
@@ -44,9 +44,11 @@ def photos_loader(data: dict[str, Any], **settings: Any) -> Any:
         for name in ("torchtitan", "torchtitan.components"):
             sys.modules.setdefault(name, ModuleType(name))
         sys.modules[package.__name__] = package
-    (code,) = re.findall(r"```python\n(# photos_loader\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    module: Any = sys.modules.setdefault("photos_loader", ModuleType("photos_loader"))
-    exec(code, vars(module))
+    spec = spec_from_file_location("torchtitan_loader", EXAMPLE)
+    assert spec
+    assert spec.loader
+    module: Any = sys.modules.setdefault(spec.name, module_from_spec(spec))  # where dataclass looks for it
+    spec.loader.exec_module(module)
     config = module.PhotosLoader.Config
     owner = {"owner": module.PhotosLoader} if "owner" in {field.name for field in fields(config)} else {}
     return config(dataset_path=data, **owner, **settings)
