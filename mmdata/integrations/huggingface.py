@@ -1,33 +1,40 @@
 """The loader in the Hugging Face Trainer. The Trainer uses its batches unchanged and does not shard them again.
 
-`train(resume_from_checkpoint=True)` continues with the next batch; to get there, the Trainer reads the epoch's earlier
-batches again.
+`train(resume_from_checkpoint=True)` continues with the next batch, and reads no earlier one.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any, cast
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, recursively_apply, send_to_device
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import nested_concat
 from transformers.trainer_utils import EvalLoopOutput
 
-from mmdata.batch import normalized, valid_inputs
+from mmdata.batch import Batch, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
-from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together, pixel_stats
+from mmdata.errors import ConfigError, DataError
+from mmdata.integrations.adapt import check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.loader.stream import Stream
+from mmdata.plan import Step
 from mmdata.train.models.expected_inputs import fitted, inputs_of
+
+if TYPE_CHECKING:
+    import datasets
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
@@ -35,28 +42,46 @@ EMPTY = "has_no_rows"
 """Entry of inputs whose one row stands for none, since every rank must take part in a step."""
 
 
-class _Batches(IterableDataset[dict[str, Any]]):
-    """A loader as the dataset of a DataLoader that does not batch: each item is a whole batch of model inputs."""
+class _Batches(Dataset[dict[str, Any]]):
+    """A loader as the dataset and the batch sampler of a DataLoader: step n of an epoch is the index of its batch n.
+
+    At a resume the Trainer has accelerate leave out the first steps of the sampler. The first step that is asked for
+    moves the loader.
+    """
 
     def __init__(self, loader: Loader, *, repeat: bool, extra: dict[str, Any]) -> None:
         self.loader = loader
         self._repeat = repeat  # the first epoch each time
         self._extra = extra
+        self._batches: Iterator[Batch] = iter(())
+        self._next = 0  # the step of the batch that `_batches` gives next
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; the Trainer calls it at the start of each epoch."""
-        self.loader.set_epoch(epoch)
+        self.loader.set_epoch(0 if self._repeat else epoch)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in SameEpoch(self.loader) if self._repeat else judged_together(self.loader):
-            inputs = valid_inputs(batch)
-            if "labels" in inputs:  # -1 where a row has none
-                inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
-            stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
-            yield inputs | self._extra | stands_for_none
+    def __iter__(self) -> Iterator[list[int]]:
+        """The steps of an epoch, each as the list that a batch sampler gives."""
+        for step in range(len(self)):
+            yield [step]
+        next(self._batches, None)  # the loader ends the epoch: it checks its bad rows
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        """The model inputs of a step."""
+        if step == 0 or step != self._next:
+            if step:
+                self.loader.load_state_dict({**self.loader.state_dict(), "step": step})
+            self._batches = judged_together(self.loader)
+        self._next = step + 1
+        batch = next(self._batches)
+        inputs = valid_inputs(batch)
+        if "labels" in inputs:  # -1 where a row has none
+            inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
+        stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
+        return inputs | self._extra | stands_for_none
 
 
 class _ValShards(IterableDataset[Any]):
@@ -183,9 +208,10 @@ class LoaderTrainer(Trainer):
 
     def _batches(self, data: DataConfig, *, repeat: bool) -> DataLoader[Any]:
         loader = Loader.from_config(data, rank=self.args.process_index, world_size=self.args.world_size)
-        # accelerate's class for a DataLoader that is sharded already: it moves batches to the device and can skip some.
         batches = _Batches(loader, repeat=repeat, extra=self._extra)
-        return cast("DataLoader[Any]", DataLoaderShard(batches, device=self.args.device, batch_size=None))
+        # accelerate's class for a DataLoader that is sharded already: it moves batches to the device.
+        shard = DataLoaderShard(batches, device=self.args.device, batch_sampler=batches, collate_fn=itemgetter(0))
+        return cast("DataLoader[Any]", shard)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
@@ -194,3 +220,67 @@ class LoaderTrainer(Trainer):
 
 def _none_of(values: Tensor) -> Tensor:
     return values[:0]
+
+
+def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> datasets.Dataset:
+    """The rows of a loader as a `datasets.Dataset`, for trainers that batch rows themselves.
+
+    sentence-transformers and TRL are such trainers. Their sampler chooses the rows, their collator makes the batches,
+    and they resume without reading earlier rows. A row is decoded when it is asked for: set `dataloader_num_workers`.
+
+    Args:
+        loader: its rows, image shape, transform and captions are used, in its epoch (`loader.set_epoch`); its batches,
+            order and ranks are not.
+        row: changes a row, such as into TRL's `{"images": …, "messages": …}`.
+
+    Returns:
+        Rows `{"image": PIL.Image, "text": str}`, or `{"image": …, "label": int}` without `data.tokenizer`. A row that
+        cannot be used is left out of its batch, and is in `loader.ledger`.
+
+    Raises:
+        ConfigError: the images of the loader have several shapes, or are patches.
+        DataError: now or while rows are read: none of those asked for can be used, or too many could not.
+        ImportError: `datasets` is not installed.
+        TypeError: a stream.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("as_dataset needs datasets: pip install datasets") from error
+    if isinstance(loader, Stream):
+        raise TypeError("as_dataset needs the numbers of all rows, and a stream has no index: run `mmdata index`")
+    buckets = loader.plan.policy.buckets
+    shapes = {bucket.image for bucket in buckets}
+    if len(shapes) > 1 or buckets[0].patches:
+        raise ConfigError(
+            f"as_dataset gives images of one shape, and this loader's are of {', '.join(sorted(shapes))}: leave "
+            "data.image_buckets and data.image_patches out"
+        )
+    bucket = max(buckets, key=lambda found: found.length)
+    rows = np.concatenate([*loader.plan.rows.planned()])
+
+    def read(asked: dict[str, list[int]]) -> dict[str, list[Any]]:
+        numbers = np.array(next(iter(asked.values())))
+        epoch = loader.state_dict()["epoch"]
+        made = loader.builder.make(Step(epoch, 0, bucket, numbers, np.full_like(numbers, epoch)))
+        loader.ledger.add(made.masked, len(numbers))
+        found = [row(values) for values, valid in zip(_rows(made.batch), made.batch["valid"], strict=True) if valid]
+        if not found:
+            last = loader.ledger[-1]
+            raise DataError(
+                f"none of the rows {numbers.tolist()} could be used; the last: {last.sample}, {last.reason} "
+                f"({last.detail}); a larger batch has others beside them"
+            )
+        return {name: [values[name] for values in found] for name in found[0]}
+
+    names = read({"": rows[:8].tolist()})  # several, since one may be unusable
+    return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {"image": list(map(Image.fromarray, batch["pixel_values"].movedim(1, 3).numpy()))}
+    if "captions" in batch:
+        columns["text"] = batch["captions"]
+    elif "labels" in batch:
+        columns["label"] = batch["labels"].tolist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -29,10 +29,10 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, 
     return write(tmp_path_factory.mktemp("labelled"), photo, labels=True)
 
 
-def write(folder: Path, photo: Any, *, labels: bool) -> dict[str, Any]:
+def write(folder: Path, photo: Any, *, labels: bool, rows: int = ROWS) -> dict[str, Any]:
     """The corpus, and settings for it."""
     rng = np.random.default_rng(0)
-    captions = [" ".join(rng.choice(["a", "red", "blue", "dog", "cat"], size=2 + 3 * (i % 3))) for i in range(ROWS)]
+    captions = [" ".join(rng.choice(["a", "red", "blue", "dog", "cat"], size=2 + 3 * (i % 3))) for i in range(rows)]
     train_tokenizer(captions, folder / "tokenizer", vocab_size=300, max_length=32)
     tokenizer = Tokenizer.load(folder / "tokenizer", max_length=32)
     with ShardWriter(folder, shard_rows=12, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:

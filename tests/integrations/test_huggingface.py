@@ -81,20 +81,23 @@ def test_train_uses_the_loaders_batches_as_they_are(data: dict[str, Any], clip: 
     assert trainer.args.per_device_train_batch_size == 8
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
-@pytest.mark.sweep(keep=1)
-def test_train_resumes_with_the_batch_that_follows(data: dict[str, Any], clip: Any, tmp_path: Path, stop: int):
-    saving = {"save_strategy": "steps", "save_steps": 1}
+@pytest.mark.parametrize(("accumulate", "stop"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 3)])
+@pytest.mark.sweep(keep=2)
+def test_train_resumes_with_the_batch_that_follows(
+    data: dict[str, Any], clip: Any, tmp_path: Path, accumulate: int, stop: int
+):
+    saving = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": accumulate}
     first = Watched(data, model=clip, args=arguments(tmp_path, **saving), callbacks=[CrashAfter(stop)])
     with pytest.raises(CrashError):
         first.train()
     second = Watched(data, model=clip, args=arguments(tmp_path, **saving))
     second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 2 * STEPS
+    updates = math.ceil(STEPS / accumulate)  # of an epoch
+    assert second.state.global_step == 2 * updates
     whole = expected(data)
     for seen, wanted in zip(first.seen + second.seen, whole, strict=True):
         torch.testing.assert_close(seen, wanted)
-    assert len(first.seen) == stop
+    assert len(first.seen) == stop // updates * STEPS + stop % updates * accumulate
 
 
 def test_train_accumulates_over_the_loaders_batches(data: dict[str, Any], clip: Any, tmp_path: Path):
