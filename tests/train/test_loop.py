@@ -408,12 +408,6 @@ def test_loop_harmless_settings_may_change_on_resume(tmp_path: Path):
     make_trainer(tmp_path, steps=3, log_every_steps=7, keep_checkpoints=5, checkpoint_every_steps=100).run()
 
 
-def test_loop_writes_tensorboard_scalars_when_asked(tmp_path: Path):
-    pytest.importorskip("tensorboard")
-    make_trainer(tmp_path, steps=2, tensorboard=True).run()
-    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
-
-
 def test_optimizer_decays_matrices_only():
     model = small.small_model()
     decayed, others = make_optimizer(model, small.train_config(weight_decay=0.3)).param_groups
