@@ -137,7 +137,7 @@ def test_loop_killed_and_resumed_repeats_rows_and_losses_bit_for_bit(whole: Path
     assert [line["step"] for line in read_metrics(tmp_path, "start")] == [0, 6]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
 def test_loop_signal_finishes_step_saves_and_same_command_resumes(
     number: signal.Signals, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
