@@ -39,19 +39,15 @@ class Tracker(Protocol):
 
     def begin(self, run: TrackedRun) -> None:
         """Open the run, or continue it."""
-        ...
 
     def record(self, kind: str, values: Mapping[str, Any]) -> None:
         """Take a line of metrics.jsonl: `kind` is "train", "evaluation", "mining", …; `values` has the "step"."""
-        ...
 
     def flush(self) -> None:
         """Send what is buffered: after each evaluation."""
-        ...
 
     def close(self, exit_code: int) -> None:
         """End. 0: the run is finished; 128 + a signal's number: it was stopped; 1: it failed."""
-        ...
 
 
 class JsonLines:

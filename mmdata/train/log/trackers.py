@@ -86,23 +86,16 @@ class TrackerThread:
             )
 
 
-def begin_trackers(targets: Iterable[str | Callable[..., Any]], run: TrackedRun) -> list[TrackerThread]:
-    """Begin the trackers of `train.trackers`.
+def begin_trackers(targets: Iterable[str | Callable[..., Any]], run: TrackedRun, begun: list[TrackerThread]) -> None:
+    """Begin the trackers of `train.trackers`, and add each to `begun`, which the caller closes.
 
     Raises:
         ImportError: the library of one is not installed.
         ConfigError: one does not exist, is no `Tracker`, or lacks a login.
     """
-    named = [(name_of(target), _make(target)) for target in targets]
-    begun: list[TrackerThread] = []
-    try:
-        for name, tracker in named:
-            tracker.begin(run)
-            begun.append(TrackerThread(name, tracker))
-    except BaseException:
-        close_trackers(begun, 1)
-        raise
-    return begun
+    for name, tracker in [(name_of(target), _make(target)) for target in targets]:
+        tracker.begin(run)
+        begun.append(TrackerThread(name, tracker))
 
 
 def close_trackers(trackers: list[TrackerThread], exit_code: int) -> None:
@@ -224,11 +217,8 @@ def scalars(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
     Example:
         ("train", {"step": 3, "epoch": 0, "loss": 1.5, "lr": None}) gives {"train/loss": 1.5}.
     """
-    if kind == "start":
-        return {}
-    places = ("step", "epoch", "epochs_done")
-    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float)) and name not in places}
-    return {f"{kind}/{name}": value for name, value in numbers.items()}
+    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float)) and kind != "start"}
+    return {f"{kind}/{name}": value for name, value in numbers.items() if name not in ("step", "epoch", "epochs_done")}
 
 
 def _library(tracker: str, module: str, package: str) -> Any:

@@ -73,7 +73,8 @@ class RunReport:
         self.output, self.config, self.settings, self.device = output, config, settings, device
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: hold(output), collectives.cpu_group())
-        self._trackers: list[JsonLines | TrackerThread] = []  # metrics.jsonl first
+        self._metrics = JsonLines()
+        self._trackers: list[TrackerThread] = []
         self._exit_code = 1
         self._opened = ExitStack()
         self._opened.callback(release, output)
@@ -102,10 +103,8 @@ class RunReport:
         self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
         run = TrackedRun("", self.output, self.settings, step)
         if self.speaks:
-            metrics = JsonLines()
-            metrics.begin(run)
-            self._opened.callback(lambda: metrics.close(self._exit_code))
-            self._trackers = [metrics]
+            self._metrics.begin(run)
+            self._opened.callback(lambda: self._metrics.close(self._exit_code))
         if config.trackers:
             on_first(lambda: self._begin_trackers(run), collectives.cpu_group())
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
@@ -127,9 +126,8 @@ class RunReport:
         path = self.output / RUN_ID
         if not path.is_file():
             write_whole(path, f"{secrets.token_hex(4)}\n".encode())
-        begun = begin_trackers(self.config.trackers, run._replace(run_id=path.read_text().strip()))
-        self._opened.callback(lambda: close_trackers(begun, self._exit_code))
-        self._trackers += begun
+        self._opened.callback(lambda: close_trackers(self._trackers, self._exit_code))
+        begin_trackers(self.config.trackers, run._replace(run_id=path.read_text().strip()), self._trackers)
 
     def close(self) -> None:
         """Close files and trackers, and let another process train in the folder."""
@@ -144,7 +142,7 @@ class RunReport:
             return
         # The norm of an update that fp16 skips is infinite or NaN.
         known = {name: finite(value) for name, value in values.items()}
-        for tracker in self._trackers:
+        for tracker in (self._metrics, *self._trackers):
             tracker.record(kind, known)
         if aloud:
             numbers = {name: value for name, value in known.items() if isinstance(value, (int, float))}
