@@ -264,6 +264,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, status: int = 200) -> None:
         self.history: list[dict[str, Any]] = []
+        self.runs: set[str] = set()
         self.status = status
         super().__init__(("127.0.0.1", 0), Answer)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -279,8 +280,15 @@ class Server(ThreadingHTTPServer):
         project = {"id": "p", "name": "photos", "entity": {"id": "e", "name": "me"}}
         user = {"id": "v", "username": "me", "entity": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
         data: dict[str, Any] = {"model": None, "viewer": user}
-        if "upsertBucket" in query["query"]:
-            bucket = {"id": "b", "name": query["variables"]["name"], "displayName": "photos", "config": "{}"}
+        name = query.get("variables", {}).get("name")
+        bucket = {"id": "b", "name": name, "displayName": "photos", "config": "{}"}
+        if "RunResumeStatus" in query["query"] and name in self.runs:
+            tail = json.dumps([json.dumps(self.history[-1])])
+            lines = {"historyLineCount": len(self.history), "historyTail": tail, "eventsTail": "[]", "tags": []}
+            bucket |= {"summaryMetrics": "{}", "logLineCount": 0, "eventsLineCount": 0, "wandbConfig": '{"t": 1}'}
+            data = {"model": {**project, "bucket": {**bucket, **lines}}}
+        elif "upsertBucket" in query["query"]:
+            self.runs.add(name)
             data = {"upsertBucket": {"bucket": {**bucket, "project": project, "historyLineCount": 0}, "inserted": True}}
         elif "createRunFiles" in query["query"]:
             place = f"http://127.0.0.1:{self.server_port}/"
@@ -320,6 +328,18 @@ def test_wandb_sends_what_metrics_jsonl_has(tmp_path: Path, monkeypatch: pytest.
     server = serve(monkeypatch)
     assert make_trainer(tmp_path, steps=4, trackers=["wandb"]).run() == 0
     assert {line["step"]: line["train/loss"] for line in server.history if "train/loss" in line} == losses(tmp_path)
+
+
+def test_wandb_continues_the_run_that_its_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb: Any):
+    server = serve(monkeypatch)
+    with pytest.raises(RuntimeError, match="power cut"):
+        make_trainer(tmp_path, failing(7), trackers=["wandb"]).run()
+    wandb.teardown()
+    assert make_trainer(tmp_path, trackers=["wandb"], keep_checkpoints=5).run() == 0
+    wandb.teardown()
+    assert server.runs == {(tmp_path / "run_id").read_text().strip()}
+    assert [line["_step"] for line in server.history] == list(range(13)), "wandb's own steps never go back"
+    assert [line["step"] for line in server.history] == [*range(1, 8), *range(7, 13)]
 
 
 def test_wandb_whose_server_dies_in_the_run_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb: Any):
