@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
@@ -23,7 +24,8 @@ UNTRUSTED = {
     "Lightning or another launcher that sets no RANK": "WORLD_SIZE",
 }
 """Launchers, and their variables for the number of processes. These launchers also start independent processes, or one
-process per machine that starts the others. So no rank is taken from them; there is only a warning."""
+process per machine that starts the others. So no rank is taken from them; there is only a warning. Only for `mmdata
+train`, whose processes are always ranks, srun is one: see `slurm_variables`."""
 
 
 class Ranks(NamedTuple):
@@ -61,6 +63,55 @@ def launched(environment: Mapping[str, str] | None = None) -> Ranks | None:
             "0 <= RANK < WORLD_SIZE, as torchrun sets them; unset both, or pass rank and world_size"
         )
     return Ranks(rank, world_size)
+
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would set, for the tasks of an srun: each is a rank.
+
+    Empty outside a step of several tasks. A batch script of sbatch has SLURM_PROCID and SLURM_NTASKS too, but no step.
+    Under one torchrun a task, torchrun says the ranks.
+
+    Args:
+        environment: the variables of this process. Those of torch that are set are kept.
+
+    Returns:
+        RANK, WORLD_SIZE, LOCAL_RANK (0 where the task sees a single GPU), MASTER_ADDR, the first host of the step, and
+        MASTER_PORT, drawn from the numbers of job and step.
+
+    Raises:
+        ConfigError: one of them is set and contradicts Slurm's, or torchrun spans not all tasks.
+
+    Example:
+        Task 5 of 8 on hosts of 4: RANK 5, WORLD_SIZE 8, LOCAL_RANK 1.
+    """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    if not tasks.isdecimal() or int(tasks) == 1:
+        return {}
+    torchruns = environment.get("GROUP_WORLD_SIZE", tasks)
+    if torchruns != tasks:
+        raise ConfigError(
+            f"srun started {tasks} tasks (SLURM_STEP_NUM_TASKS), and torchrun here joins {torchruns} of them "
+            "(GROUP_WORLD_SIZE): the others would train the same run; start one torchrun a node "
+            "(srun --ntasks-per-node 1), each with --nnodes and --rdzv-endpoint, or start the program without torchrun"
+        )
+    if "GROUP_WORLD_SIZE" in environment:
+        return {}
+    one_gpu = re.fullmatch("[^,]+", environment.get("CUDA_VISIBLE_DEVICES", ""))
+    ours = {
+        "RANK": environment.get("SLURM_PROCID", ""),
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": "0" if one_gpu else environment.get("SLURM_LOCALID", "0"),
+    }
+    for name, value in ours.items():
+        if environment.get(name, value) != value:
+            raise ConfigError(
+                f"{name}={environment[name]} contradicts Slurm's {value}, of task {ours['RANK']} of {tasks} that srun "
+                f"started: unset {name}, or start the program with torchrun, one a node"
+            )
+    first_host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", "")).partition(",")[0]
+    job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    place = {"MASTER_ADDR": first_host, "MASTER_PORT": str(15_000 + (job + step) % 10_000)}
+    return ours | {name: environment.get(name, value) for name, value in place.items()}
 
 
 def resolve_ranks(rank: int | None, world_size: int | None, *, warn: bool = True) -> Ranks:

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from mmdata import launcher
 from mmdata.errors import ConfigError
-from mmdata.launcher import launched, resolve_ranks
+from mmdata.launcher import launched, resolve_ranks, slurm_variables
 from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
 from tests.logs import of_mmdata
 
@@ -126,3 +126,61 @@ def test_samplers_take_the_launchers_ranks_unless_others_are_given(monkeypatch: 
         assert (taken.rank, taken.world_size) == (1, 2)
         assert list(taken) == list(given)
         assert (alone.rank, alone.world_size) == (0, 1)
+
+
+TASK = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "1234567"}
+TASK |= {"SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "node[07-08]"}
+
+
+def test_slurm_variables_of_a_task_are_those_of_torchrun():
+    assert slurm_variables(TASK) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "node07",
+        "MASTER_PORT": "19569",
+    }
+    assert slurm_variables({**TASK, "CUDA_VISIBLE_DEVICES": "3"})["LOCAL_RANK"] == "0"
+    assert slurm_variables({**TASK, "CUDA_VISIBLE_DEVICES": "3,4"})["LOCAL_RANK"] == "1"
+    assert slurm_variables({**TASK, "MASTER_ADDR": "10.0.0.1", "RANK": "5"})["MASTER_ADDR"] == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "hosts", ["alpha", "alpha,beta[1-2]", "node[01-04,7],gpu3", "node[3,5]", "a-b[010-012]", "10.0.0.[1-3]"]
+)
+def test_slurm_variables_take_the_first_host_as_lightning_does(hosts: str):
+    environments = pytest.importorskip("lightning.fabric.plugins.environments")
+    first = environments.SLURMEnvironment.resolve_root_node_address(hosts)
+    assert slurm_variables({**TASK, "SLURM_STEP_NODELIST": hosts})["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},  # a batch script of sbatch
+        {**TASK, "SLURM_STEP_NUM_TASKS": "1"},  # an interactive shell of salloc
+        {**TASK, "GROUP_WORLD_SIZE": "8", "RANK": "11", "WORLD_SIZE": "64"},  # one torchrun a task
+    ],
+)
+def test_slurm_variables_are_none_where_srun_starts_no_ranks(variables: dict[str, str]):
+    assert slurm_variables(variables) == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "8"},
+            "RANK=0 contradicts Slurm's 5, of task 5 of 8 that srun started: unset RANK, or",
+        ),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 contradicts Slurm's 8, of task 5 of 8 that srun started: unset WORLD_SIZE"),
+        (
+            {"GROUP_WORLD_SIZE": "1"},
+            r"srun started 8 tasks .*, and torchrun here joins 1 of them .* start one torchrun a",
+        ),
+    ],
+)
+def test_slurm_variables_that_contradict_torchs_are_refused(variables: dict[str, str], said: str):
+    with pytest.raises(ConfigError, match=said):
+        slurm_variables({**TASK, **variables})

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Count, Integer, Location, MayChange, Positive, Settings
+from mmdata.config.settings import (
+    NOT_BOOLEAN,
+    BelowOne,
+    Count,
+    Integer,
+    Location,
+    MayChange,
+    OwnFunction,
+    Positive,
+    Settings,
+)
 
 Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 """A difference of cosine similarities."""
@@ -14,6 +24,7 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 
 LossName = Literal["clip", "siglip", "multi_positive", "triplet"]
 LossPrecision = Literal["auto", "bf16", "tf32", "fp32"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 Schedule = Literal["cosine", "constant", "cooldown"]
 OptimizerName = Literal["adamw", "adafactor", "sgd", "muon"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
@@ -233,8 +244,9 @@ class TrainConfig(Settings):
     """Number of epochs between two evaluations on `data.val`; 0: only at the end."""
     seed: Integer = 0
     """Seed of the initial weights, of dropout and of miners that draw; `data.seed` is that of the batches."""
-    tensorboard: MayChange[bool] = False
-    """Also writes the log's numbers for TensorBoard, into the run's folder."""
+    trackers: MayChange[list[TrackerName | OwnFunction]] = Field(default_factory=list)
+    """Where the log's numbers go besides metrics.jsonl. tensorboard: into the run's folder. wandb, trackio: to a run of
+    the same id after each resume. "module:Class": to a class of your own (`mmdata.train.log.log.Tracker`)."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:

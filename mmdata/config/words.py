@@ -38,7 +38,7 @@ OTHER_NAMES = {
     "checkpoint_every_steps": ("save_steps", "save_every_steps", "save_frequency"),
     "log_every_steps": ("logging_steps", "log_interval"),
     "evaluate_every_epochs": ("eval_steps", "val_frequency", "val_every_epochs"),
-    "tensorboard": ("report_to", "wandb"),
+    "trackers": ("report_to", "tensorboard", "wandb", "trackio", "logger"),
 }
 """What open_clip, transformers, Lightning and torchvision call a setting."""
 

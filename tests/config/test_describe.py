@@ -61,7 +61,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("model.logit_scale_init", "number > 0 and ≤ 100 or null", "default null", False),
         ("model.clip", "text, mapping or null", "default null", False),
         ("train.loss", "clip, siglip, multi_positive or triplet", "default clip", False),
-        ("train.tensorboard", "true or false", "default false", True),
+        ("train.trackers", "[tensorboard, wandb, trackio or text, …]", "", True),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):

@@ -224,7 +224,7 @@ def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ConfigError, match=r"local rank 2: this host has 2 GPU\(s\); give torchrun --nproc-per-node"):
+    with pytest.raises(ConfigError, match=r"local rank 2: this host has 2 GPU\(s\); start that many ranks on it"):
         collectives.init("auto")
 
 

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
     index = open_index(data)
     check(options, len(index))
-    device = collectives.init(options.device)
+    device = collectives.init(options.device, join=False)
     features = options.features
     if options.run is not None:
         features = options.out.with_suffix(".features.npy")

@@ -262,7 +262,9 @@ def serve(descriptor: int) -> None:
     """Be a worker process of the training process, which has the other end of this socket, until it ends."""
     # The setting num_workers says how many threads there are; tokenizers would start one more for each core.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt ends
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # the training process decides what an interrupt, or Slurm's, ends
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent = os.getppid()
     os.set_inheritable(descriptor, False)
     answers = _Answers(Connection(descriptor))

@@ -5,12 +5,73 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from mmdata.files import read_json_lines, write_whole
+from mmdata.files import naming, read_json_lines, write_whole
 
 METRICS = "metrics.jsonl"
+
+
+class TrackedRun(NamedTuple):
+    """What a tracker is told of a run.
+
+    Attributes:
+        run_id: 8 letters and digits; a resumed run keeps it. "": the run has no other tracker than metrics.jsonl.
+        folder: of the run.
+        settings: all settings of the run as plain data.
+        step: updates already made. A run that was killed repeats the lines of later steps.
+    """
+
+    run_id: str
+    folder: Path
+    settings: Mapping[str, Any]
+    step: int
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Takes the numbers of a run, on rank 0. `train.trackers` may name a class of yours, called without arguments.
+
+    An error in `begin` ends the run before its first step. Later errors are logged and counted, and the run goes on.
+    """
+
+    def begin(self, run: TrackedRun) -> None:
+        """Open the run, or continue it."""
+
+    def record(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Take a line of metrics.jsonl: `kind` is "train", "evaluation", "mining", …; `values` has the "step"."""
+
+    def flush(self) -> None:
+        """Send what is buffered: after each evaluation."""
+
+    def close(self, exit_code: int) -> None:
+        """End. 0: the run is finished; 128 + a signal's number: it was stopped; 1: it failed."""
+
+
+class JsonLines:
+    """metrics.jsonl, from which a run resumes: an error in it, such as a full disk, ends the run."""
+
+    def begin(self, run: TrackedRun) -> None:
+        """Remove the lines of later steps, which a killed run has left."""
+        path = run.folder / METRICS
+        truncate_metrics(path, run.step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def record(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append a line: {"kind": …, "time": …, "step": …, …}."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with naming(self._file.name):
+            self._file.write(json.dumps({"kind": kind, "time": now, **values}) + "\n")
+            self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing: every line is written at once."""
+
+    def close(self, exit_code: int) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def format_values(values: Mapping[str, float]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
+from mmdata.launcher import slurm_variables
 
 Gradients = TypeVar("Gradients")
 
@@ -93,20 +94,26 @@ def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
     )
 
 
-def init(device: str = "auto") -> torch.device:
-    """Join the ranks that torchrun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
+def init(device: str = "auto", *, join: bool = True) -> torch.device:
+    """Join the ranks that torchrun or srun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
+
+    The environment of this process then has the variables of torchrun, see `slurm_variables`.
 
     The process leaves them when it ends, with an error or without: a program need not call `finish`.
 
     Args:
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
+        join: False for a program that works alone, also as one of several tasks of srun.
 
     Returns:
         The device of this rank.
 
     Raises:
-        ConfigError: "cuda" where torch sees no GPU, or fewer GPUs than ranks on this host.
+        ConfigError: "cuda" where torch sees no GPU, or fewer GPUs than ranks on this host; variables of Slurm and torch
+            that contradict each other.
     """
+    if join and not is_initialized():
+        os.environ.update(slurm_variables(os.environ))
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device '{device}': expected auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
@@ -116,7 +123,7 @@ def init(device: str = "auto") -> torch.device:
     if use_cuda and local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"local rank {local_rank}: this host has {torch.cuda.device_count()} GPU(s); "
-            "give torchrun --nproc-per-node that many at most"
+            "start that many ranks on it at most (torchrun --nproc-per-node, srun --ntasks-per-node)"
         )
     place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:

@@ -1,4 +1,4 @@
-"""What a run says of itself: lines, metrics.jsonl and TensorBoard, evaluation.json. Rank 0 speaks.
+"""What a run says of itself: lines, metrics.jsonl and other trackers, evaluation.json. Rank 0 speaks.
 
 One run trains in a folder at a time: a second start would write into the first one's checkpoints and log. The kernel
 gives a lock back when its process ends, however it ends: a run that was killed is resumed at once.
@@ -9,27 +9,33 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from signal import Signals
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, counted, printable
-from mmdata.files import HeldElsewhere, lock, naming, write_whole
+from mmdata.files import HeldElsewhere, lock, write_whole
 from mmdata.train.log.advice import advise, mines
-from mmdata.train.log.log import METRICS, evaluated_steps, finite, format_values, read_lines, truncate_metrics
+from mmdata.train.log.log import METRICS, JsonLines, TrackedRun, evaluated_steps, finite, format_values, read_lines
 from mmdata.train.log.provenance import provenance
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
 
+if TYPE_CHECKING:
+    from mmdata.train.log.trackers import TrackerThread
+
 logger = logging.getLogger("mmdata")
 
 EVALUATION = "evaluation.json"
+RUN_ID = "run_id"
+"""File of a run's folder with the id that its trackers know it by; only of a run with `train.trackers`."""
 MEASURED_EVERY = 97
 """Of so many updates one is measured. It costs a pass over the similarities, far less than 1 % of so many updates. A
 prime: of every 100, and with 50 steps an epoch, each measurement would be of an epoch's last batch."""
@@ -69,7 +75,9 @@ class RunReport:
         self.output, self.config, self.settings, self.device = output, config, settings, device
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: hold(output), collectives.cpu_group())
-        self._writer: Any = None  # of TensorBoard
+        self._metrics = JsonLines()
+        self._trackers: list[TrackerThread] = []
+        self._exit_code = 1
         self._opened = ExitStack()
         self._opened.callback(release, output)
 
@@ -87,7 +95,7 @@ class RunReport:
             total_steps: of the whole run.
 
         Raises:
-            ImportError: TensorBoard is asked for and not installed.
+            ImportError, ConfigError: see `begin_trackers`; on all ranks.
         """
         config, ranks, kind = self.config, collectives.world_size(), self.device.type
         where = f"resuming from {resumed}: step {step} of {total_steps}"
@@ -95,12 +103,12 @@ class RunReport:
             where = f"starting: {total_steps} steps, in {self.output}"
         self.total_steps = total_steps
         self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
+        run = TrackedRun("", self.output, self.settings, step)
         if self.speaks:
-            truncate_metrics(self.output / METRICS, step)
-            self._metrics = self._opened.enter_context((self.output / METRICS).open("a", encoding="utf-8"))
-            if config.tensorboard:
-                self._writer = _summary_writer(self.output / "tensorboard", step)
-                self._opened.callback(self._writer.close)
+            self._metrics.begin(run)
+            self._opened.callback(lambda: self._metrics.close(self._exit_code))
+        if config.trackers:
+            on_first(lambda: self._begin_trackers(run), collectives.cpu_group())
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
         self.say(f"{where}; on {on}, in {config.precision}")
@@ -118,12 +126,22 @@ class RunReport:
         for line in never_begins(config, total_steps):
             self.say(line)
 
+    def _begin_trackers(self, run: TrackedRun) -> None:
+        """Begin the trackers that the settings name, with the id in the run's folder, or a new one."""
+        from mmdata.train.log.trackers import begin_trackers, close_trackers
+
+        path = self.output / RUN_ID
+        if not path.is_file():
+            write_whole(path, f"{secrets.token_hex(4)}\n".encode())
+        self._opened.callback(lambda: close_trackers(self._trackers, self._exit_code))
+        begin_trackers(self.config.trackers, run._replace(run_id=path.read_text().strip()), self._trackers)
+
     def close(self) -> None:
-        """Close the files, and let another process train in the folder."""
+        """Close files and trackers, and let another process train in the folder."""
         self._opened.close()
 
     def record(self, kind: str, values: Mapping[str, Any], *, aloud: bool = True) -> None:
-        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "time": …, "step": …, …}.
+        """Append one line to metrics.jsonl, and tell the trackers; `kind` is "train", "evaluation", "mining", …
 
         It is printed too if it is `aloud`, without lists, such as histograms.
         """
@@ -131,16 +149,10 @@ class RunReport:
             return
         # The norm of an update that fp16 skips is infinite or NaN.
         known = {name: finite(value) for name, value in values.items()}
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        with naming(self._metrics.name):
-            self._metrics.write(json.dumps({"kind": kind, "time": now, **known}) + "\n")
-            self._metrics.flush()
-        numbers = {name: value for name, value in known.items() if isinstance(value, (int, float))}
-        if self._writer is not None:
-            for name, value in numbers.items():
-                if kind != "start" and name not in ("step", "epoch", "epochs_done"):
-                    self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
+        for tracker in (self._metrics, *self._trackers):
+            tracker.record(kind, known)
         if aloud:
+            numbers = {name: value for name, value in known.items() if isinstance(value, (int, float))}
             self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
 
     def say(self, line: str) -> None:
@@ -166,10 +178,13 @@ class RunReport:
             write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
         self.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
         self.evaluated_steps.add(int(values["step"]))
+        for tracker in self._trackers:
+            tracker.flush()
 
-    def stopped(self, by: str, where: str) -> None:
+    def stopped(self, by: Signals, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""
-        self.say(f"stopped by {by} {where}; the same command resumes")
+        self._exit_code = 128 + by
+        self.say(f"stopped by {by.name} {where}; the same command resumes")
 
     def finished(self, where: str, load: str) -> None:
         """Say what to do with the run; `load` loads the weights of one without the settings of `mmdata train`.
@@ -177,6 +192,7 @@ class RunReport:
         It says too whether harder batches can help: of the whole run, whose earlier lines another process may have
         written.
         """
+        self._exit_code = 0
         if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
             self.say(advice)
         if {"data", "model"} <= set(self.settings):
@@ -234,11 +250,3 @@ def release(folder: Path) -> None:
     """Let another process train in the folder."""
     if stack := _held.pop(folder.resolve(), None):
         stack.close()
-
-
-def _summary_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("train.tensorboard needs TensorBoard: pip install 'mmdata[tensorboard]'") from error
-    return SummaryWriter(str(folder), purge_step=step + 1)

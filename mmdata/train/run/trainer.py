@@ -132,10 +132,10 @@ class Trainer:
         seed_rank(config.seed, collectives.rank())
         try:
             resumed = self._resume()
+            self.report.begin(resumed, self.step, self.total_steps)
         except BaseException:
             self.report.close()  # a notebook goes on
             raise
-        self.report.begin(resumed, self.step, self.total_steps)
         for line in describe_groups(model, self.optimizer, config):
             self.report.say(line)
         keep, say = config.keep_checkpoints, self.report.say
@@ -153,12 +153,13 @@ class Trainer:
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
-        with contextlib.closing(self.report), formats, self.watchdog, self.writer:
+        # The report within the watchdog: torchrun sends SIGTERM to a rank that still waits for its trackers.
+        with formats, self.watchdog, contextlib.closing(self.report), self.writer:
             try:
                 self._rehearse()
                 self._train()
             except _Stopped as stopped:
-                self.report.stopped(Signals(stopped.signal).name, stopped.where)
+                self.report.stopped(Signals(stopped.signal), stopped.where)
                 return 128 + stopped.signal
             finally:
                 self.watchdog.at(None, LONG_S)  # the writer waits for the checkpoint in progress

@@ -26,7 +26,9 @@ from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+BEFORE_THE_END = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Slurm sends one of them before a job's time is over (`sbatch --signal`)."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *BEFORE_THE_END)
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 LONG_S = collectives.LONG.total_seconds()
@@ -52,9 +54,11 @@ os.register_at_fork(after_in_child=_leave_pipe)
 
 
 class Watchdog:
-    """Watches a process of a run while entered: its position, and SIGTERM, SIGINT and SIGHUP (a lost terminal).
+    """Watches a process of a run while entered: its position, and `SIGNALS`. SIGHUP says that the terminal is lost.
 
-    Signals are recorded; a second SIGINT kills the process. Those that were ignored before (nohup) stay ignored.
+    Signals are recorded; a second SIGINT kills the process. Those that were ignored before (nohup) stay ignored. A
+    handler that a scheduler's library had set for SIGUSR1 or SIGUSR2 (submitit) is called at the exit, when the
+    checkpoint is written.
 
     Args:
         timeout_s: longest time at one position.
@@ -147,6 +151,8 @@ class Watchdog:
         os.close(self._writes)
         if failed:
             raise TrainingError(failed) from error
+        if error is None and self.received in BEFORE_THE_END and callable(self._handlers[self.received]):
+            signal.raise_signal(self.received)
 
     def _say_failure(self, error: BaseException | None) -> str:
         """Say where this rank is if a collective failed, and return the words; leave another error for the others."""
