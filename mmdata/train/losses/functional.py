@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mmdata.config.train import LossPrecision
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.pairs import ExtraNegatives
-from mmdata.train.losses.rows import ChosenPairs
-from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
-from mmdata.train.miners import AnyMiner
+from mmdata.train.losses.pairs import ExtraNegatives, Pairs
+from mmdata.train.losses.rows import ChosenPairs, rowwise_sum
+from mmdata.train.losses.tiles import log_sum_exps, on_device, softplus_sums
+from mmdata.train.miners import AnyMiner, Side
 from mmdata.train.ranks import collectives
 
 
@@ -200,6 +200,65 @@ def triplet_loss(
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
+
+
+def distill_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor | float,
+    *,
+    teacher_images: Tensor,
+    teacher_texts: Tensor,
+    teacher_logit_scale: Tensor | float,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Cross entropy of the logits against the softmax of a teacher's logits, over the global batch.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
+        teacher_images: (B, E), L2-normalised, of the same rows; they get no gradient.
+        teacher_texts: (B, E), likewise.
+        teacher_logit_scale: scalar multiplier of the teacher's cosines; no gradient.
+        valid: bool (B,), as in `clip_loss`; False also where a row has no features of the teacher.
+
+    Returns:
+        Scalar: mean of both directions over the valid rows of all ranks, in nats; 0 where no row is valid.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: open_clip's DistillClipLoss; Vasu et al. 2024, MobileCLIP, equation 3 (arXiv:2311.17049).
+    """
+    if len(teacher_images) != len(image_features):
+        raise ValueError(f"the teacher has features of {len(teacher_images)} rows, the model of {len(image_features)}")
+    batch = GlobalBatch.gather(image_features, text_features, valid)
+    teacher = GlobalBatch.gather(teacher_images.detach(), teacher_texts.detach(), valid)
+    scale = batch.scalar("logit_scale", logit_scale)
+    teacher_scale = teacher.scalar("teacher_logit_scale", teacher_logit_scale).detach()
+
+    def of_side(side: Side) -> Tensor:
+        anchors, columns = batch.sides(side)
+        taught_by, with_columns = teacher.sides(side)
+
+        def of_block(scores: Tensor, rows: slice, student_scale: Tensor) -> Tensor:
+            targets = teacher_scale * (taught_by[rows] @ with_columns.T)  # (b, N)
+            pairs = batch.pairs.block(rows, slice(0, len(columns)))
+            return on_device(_cross_entropy, scores.device)(student_scale * scores, targets, pairs)
+
+        return rowwise_sum(of_block, anchors, columns, [scale])
+
+    return batch.global_mean((of_side("image") + of_side("text")) / 2)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, pairs: Pairs) -> Tensor:
+    """(b,): of the softmax of logits (b, N) against that of targets; 0 in rows that are not valid."""
+    kept = logits
+    if pairs.valid_columns is not None:  # a finite number: softmax of -inf alone is NaN
+        kept, targets = (x.masked_fill(~pairs.valid_columns, torch.finfo(x.dtype).min) for x in (logits, targets))
+    losses = kept.logsumexp(1) - (targets.softmax(1) * logits).sum(1)
+    return losses if pairs.valid_rows is None else losses.where(pairs.valid_rows, 0.0)
 
 
 def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
