@@ -53,11 +53,8 @@ def test_matryoshka_is_that_of_sentence_transformers(name: Any, miner: Any):
 
 def test_matryoshka_shortens_queue_negative_captions_and_distills_the_whole_teacher():
     queue = FeatureQueue(4)
-    hashes: Any = {
-        "valid": torch.ones(4, dtype=torch.bool),
-        "image_hash": torch.arange(4),
-        "caption_hash": torch.arange(4),
-    }
+    own = torch.arange(4)
+    hashes: Any = {"valid": own >= 0, "image_hash": own, "caption_hash": own}
     queue.keep(DualEncoderOutput(*(x.detach() for x in features(4, seed=2))), hashes, 0)
     batch: Any = {**hashes, "image_hash": own + 4, "caption_hash": own + 4, "negative_caption_hash": own + 20}
     teacher = DualEncoderOutput(*features(4, 9, seed=5), torch.tensor(30.0))

@@ -1,0 +1,80 @@
+"""`train.distill.teacher` by its folder: a run, or a CLIP of transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from mmdata.cli import main
+from mmdata.errors import ConfigError
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.trained.training import load_teacher
+from tests.trained.conftest import MakeRun
+
+LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT = {**LAYERS, "vocab_size": 400, "max_position_embeddings": 77, "bos_token_id": 1, "eos_token_id": 2}
+CLIP = {"projection_dim": 24, "text_config": TEXT, "vision_config": {**LAYERS, "image_size": 32, "patch_size": 8}}
+
+
+def save_clip(folder: Path) -> None:
+    AutoModel.from_config(AutoConfig.for_model("clip", **CLIP)).save_pretrained(folder)
+
+
+def tokenizer_of(photos: Path) -> Tokenizer:
+    return Tokenizer.load(photos / "shards" / "tokenizer")
+
+
+def test_teacher_is_loaded_from_a_run_and_from_a_model_of_transformers(make_run: MakeRun, photos: Path, tmp_path: Path):
+    run = make_run()
+    teacher = load_teacher(str(run), tokenizer_of(photos), torch.device("cpu"))
+    assert teacher.embed_dim == teacher.encode_text(torch.ones(1, 4).long(), torch.ones(1, 4).long()).shape[1]
+    save_clip(tmp_path)
+    assert load_teacher(str(tmp_path), tokenizer_of(photos), torch.device("cpu")).embed_dim == 24
+
+
+def test_teacher_that_does_not_fit_is_refused(photos: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"train.distill.teacher 'none': model.clip: cannot load 'none'"):
+        load_teacher("none", tokenizer_of(photos), torch.device("cpu"))
+    save_clip(tmp_path)
+    shutil.copytree(photos / "shards" / "tokenizer", tmp_path, dirs_exist_ok=True)
+    load_teacher(str(tmp_path), tokenizer_of(photos), torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match=r"other token numbers than data.tokenizer 'clip' \('Two dogs, 3 cats': \[.*teach"
+    ):
+        load_teacher(str(tmp_path), _small(Tokenizer.load("clip")), torch.device("cpu"))
+
+
+def _small(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.vocab_size = 400  # the vocabulary is checked before the numbers
+    return tokenizer
+
+
+def train(photos: Path, output: Path, **settings: Any) -> int:
+    shards = str(photos / "shards")
+    config: dict[str, Any] = {
+        "data": {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 4, "image_size": 32},
+        "model": {"name": "micro"},
+        "train": {"steps": 2, "output": str(output), **settings},
+    }
+    output.mkdir()
+    (output / "run.yaml").write_text(json.dumps(config))
+    return main(["train", str(output / "run.yaml"), "data.loading.num_workers=1"])
+
+
+def test_train_distills_a_folder_and_says_what_lacks(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    save_clip(tmp_path / "clip")
+    assert train(photos, tmp_path / "run", distill={"teacher": str(tmp_path / "clip")}, matryoshka=[16]) == 0
+    fields = {"fields": {"image": "image_emb", "text": "text_emb"}}
+    assert train(photos, tmp_path / "without", distill=fields, teacher=fields) == 2
+    said = capsys.readouterr().err
+    assert "train.distill.fields: data.fields has no image_emb and no text_emb; add what brings such features" in said
+    assert "train.teacher.fields: data.fields has no image_emb" in said
