@@ -129,7 +129,7 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
 
 
 def test_program_takes_ranks_and_margins_and_a_second_model(folder: Path, made: Path):
-    words = ("--run", folder / "run", "--size", 2, "--ranks", "1:", "--absolute-margin", -0.1, "--out")
+    words = ("--run", folder / "run", "--size", 2, "--range-min", 1, "--absolute-margin", -0.1, "--out")
     assert run_tool("neighbours", folder / "config.yaml", *words, folder / "hard.npy") == 0
     both = np.load(folder / "hard.features.npy").astype(np.float32)
     assert both.shape[:2] == (42, 2)
@@ -289,8 +289,8 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
             "leave --of out",
         ),
         (
-            ("--run", "run", "--size", 4, "--ranks", "5:7"),
-            "--ranks 5:7: groups of 4 need 3 ranks or more, from 0 on; give MIN:MAX that are further apart",
+            ("--run", "run", "--size", 4, "--range-min", 5, "--range-max", 7),
+            "--range-max 7: groups of 4 need 8 or more",
         ),
         (("--run", "run", "--size", 4, "--rescore", "raw"), "'raw': a folder, and a run is expected; `mmdata train "),
     ],

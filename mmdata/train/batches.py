@@ -133,12 +133,8 @@ def field_features(batch: Mapping[str, object], fields: FeatureFields, setting: 
         value = batch.get(name)
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim not in (2, 3):
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            remedy = "data.fields brings features to a batch, as floats (B, D)"
-            raise ValueError(
-                f"{setting} '{name}': the batch has no such entry; {remedy}"
-                if name not in batch
-                else f"{setting} '{name}': got {got}; {remedy}"
-            )
+            got = got if name in batch else "nothing"
+            raise ValueError(f"{setting} '{name}': the batch has {got} there; data.fields brings floats (B, D) to it")
         unit = F.normalize(value.to(torch.promote_types(value.dtype, torch.float32)), dim=-1)
         found.append(unit if unit.ndim == 2 else F.normalize(unit.mean(1), dim=-1))
     images, texts = found

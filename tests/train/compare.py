@@ -69,8 +69,7 @@ def _triplet(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **re
 
 def _distill(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, same: object = (), **rest: Any) -> Tensor:
     images, texts = (x[labels] for x in features(7, 4, seed=7))  # a row's own, whatever rows are beside it
-    taught = {"teacher_images": images, "teacher_texts": texts, "teacher_logit_scale": 8.0}
-    return losses.distill_loss(i, t, s, **taught, **rest)
+    return losses.distill_loss(i, t, s, teacher=(images, texts, 8.0), **rest)
 
 
 def _with(loss: Loss, **settings: object) -> Loss:

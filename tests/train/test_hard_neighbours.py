@@ -129,8 +129,3 @@ def test_both_sides_without_ranks_are_grouped_as_their_pairs():
 def test_features_that_do_not_fit_the_rules_are_refused(features: Tensor, settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         group_neighbours(features, 2, hardness=Hardness(**settings))
-
-
-def test_ranks_that_hold_nothing_are_refused():
-    with pytest.raises(ValueError, match="ranks 5 to 5: the first is 0 or more, the second above it"):
-        Hardness(range_min=5, range_max=5)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel
 
+from mmdata import Loader, load_run
 from mmdata.cli import main
+from mmdata.config.corpus import ValConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.text.tokenizer import Tokenizer
+from mmdata.train.evaluation.embedding import embed
+from mmdata.train.evaluation.evaluate import score_retrieval
 from mmdata.trained.training import load_teacher
 from tests.trained.conftest import MakeRun
 
@@ -67,12 +74,27 @@ def train(photos: Path, output: Path, **settings: Any) -> int:
     return main(["train", str(output / "run.yaml"), "data.loading.num_workers=1"])
 
 
-def test_train_distills_a_folder_and_says_what_lacks(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_train_distills_a_folder_and_evaluate_scores_each_length(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     save_clip(tmp_path / "clip")
-    assert train(photos, tmp_path / "run", distill={"teacher": str(tmp_path / "clip")}, matryoshka=[16]) == 0
+    assert train(photos, tmp_path / "run", distill={"teacher": str(tmp_path / "clip")}, matryoshka=[3]) == 0
+    shards = str(photos / "shards")
+    assert main(["evaluate", str(tmp_path / "run"), "--shards", shards, "--device", "cpu"]) == 0
+    assert "image to text, first 3 numbers" in capsys.readouterr().out
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    run = load_run(tmp_path / "run", "cpu")
+    data = run.config.data.model_copy(update={"val": ValConfig(shards=shards)})
+    features = embed(run.model, Loader.from_config(evaluation_data(data), rank=0, world_size=1))
+    assert features.text is not None
+    short = [normalize(each[:, :3], dim=1) for each in (features.image, features.text)]
+    wanted = score_retrieval(replace(features, image=short[0], text=short[1]))
+    assert scores["matryoshka_3"] == pytest.approx(wanted)
+
+
+def test_fields_that_the_batches_do_not_have_are_named_before_a_run(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     fields = {"fields": {"image": "image_emb", "text": "text_emb"}}
     assert train(photos, tmp_path / "without", distill=fields, teacher=fields) == 2
     said = capsys.readouterr().err

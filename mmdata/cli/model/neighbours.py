@@ -7,11 +7,11 @@
 image sizes and the tokenizer of the run; the features stay in groups.features.npy. --features takes those of a file,
 made so or elsewhere: float, (rows, dimensions), in the order of the index; a row of zeros has no neighbours.
 
-    mmdata neighbours configs/scenes.yaml --run runs/scenes --size 4 --out g.npy --ranks 2:50 --relative-margin 0.05
+    mmdata neighbours configs/scenes.yaml --run runs/scenes --size 4 --range-max 50 --relative-margin 0.05 --out g.npy
 
---ranks and the margins are those of sentence-transformers' mine_hard_negatives: of what the margins leave, a row's 2
-nearest rows are skipped, and it takes rows among its 50 nearest. The margins compare images with captions, and so need
-the features of both: (rows, 2, dimensions). With --rescore a second model decides what is near, and what is too near.
+--range-min, --range-max and the margins are those of sentence-transformers' mine_hard_negatives: a row takes rows among
+its 50 nearest. The margins leave out those whose caption fits a row's image nearly as well as its own; they compare
+images with captions, and so need the features of both: (rows, 2, dimensions). With --rescore a second model decides.
 
 A folder of shards in place of the config takes default settings, in batches of 64 rows.
 """
@@ -60,24 +60,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-similarity", type=float, help="rows with a larger cosine stand in no group together; default: any may"
     )
-    parser.add_argument(
-        "--ranks", type=ranks, metavar="MIN:MAX", default=(0, None), help="skip the MIN nearest rows, take among MAX"
-    )
+    parser.add_argument("--range-min", type=int, default=0, help="skip so many of a row's nearest rows")
+    parser.add_argument("--range-max", type=int, help="a row takes rows among so many nearest; default: all")
     parser.add_argument("--absolute-margin", type=float, help="in cosine, by which others are below a row's own pair")
     parser.add_argument("--relative-margin", type=float, help="the same as a share; 0.05: NV-Retriever's 95 %%")
     parser.add_argument("--rescore", type=Path, metavar="RUN_OR_FEATURES", help="a second model that decides")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-
-
-def ranks(words: str) -> tuple[int, int | None]:
-    """The numbers of MIN:MAX; MAX may be left out.
-
-    Raises:
-        ValueError: something else.
-    """
-    first, _, last = words.partition(":")
-    return int(first), int(last) if last else None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -136,15 +125,12 @@ def check(options: argparse.Namespace, rows: int) -> Hardness:
         raise ConfigError(f"--out '{options.out}': the file is an array of numpy; end its name with .npy")
     if options.rescore is not None and options.rescore.suffix != ".npy":
         check_run(options.rescore)
-    first, last = options.ranks
-    if first < 0 or (last is not None and last - first < options.size - 1):
-        raise ConfigError(
-            f"--ranks {first}:{last}: groups of {options.size} need {options.size - 1} ranks or more, from 0 on; give "
-            "MIN:MAX that are further apart"
-        )
+    if options.range_max is not None and options.range_max < options.range_min + options.size - 1:
+        least = options.range_min + options.size - 1
+        raise ConfigError(f"--range-max {options.range_max}: groups of {options.size} need {least} or more")
     hardness = Hardness(
-        range_min=first,
-        range_max=last,
+        range_min=options.range_min,
+        range_max=options.range_max,
         absolute_margin=options.absolute_margin,
         relative_margin=options.relative_margin,
         max_similarity=options.max_similarity,

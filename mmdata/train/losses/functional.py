@@ -207,9 +207,7 @@ def distill_loss(
     text_features: Tensor,
     logit_scale: Tensor | float,
     *,
-    teacher_images: Tensor,
-    teacher_texts: Tensor,
-    teacher_logit_scale: Tensor | float,
+    teacher: tuple[Tensor, Tensor, Tensor | float],
     valid: Tensor | None = None,
 ) -> Tensor:
     """Cross entropy of the logits against the softmax of a teacher's logits, over the global batch.
@@ -218,29 +216,28 @@ def distill_loss(
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
         logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
-        teacher_images: (B, E), L2-normalised, of the same rows; they get no gradient.
-        teacher_texts: (B, E), likewise.
-        teacher_logit_scale: scalar multiplier of the teacher's cosines; no gradient.
-        valid: bool (B,), as in `clip_loss`; False also where a row has no features of the teacher.
+        teacher: features of the images (B, E) and the texts (B, E) of these rows, L2-normalised, and the multiplier of
+            their cosines; they get no gradient. Rows with features that are not finite are left out.
+        valid: bool (B,), as in `clip_loss`.
 
     Returns:
-        Scalar: mean of both directions over the valid rows of all ranks, in nats; 0 where no row is valid.
+        Scalar: mean of both directions over the rows of all ranks that are not left out, in nats; 0 without any.
 
     Raises:
         ValueError: row counts differ.
 
     Source: open_clip's DistillClipLoss; Vasu et al. 2024, MobileCLIP, equation 3 (arXiv:2311.17049).
     """
-    if len(teacher_images) != len(image_features):
-        raise ValueError(f"the teacher has features of {len(teacher_images)} rows, the model of {len(image_features)}")
-    batch = GlobalBatch.gather(image_features, text_features, valid)
-    teacher = GlobalBatch.gather(teacher_images.detach(), teacher_texts.detach(), valid)
+    images, texts, teacher_scale = teacher
+    there = torch.cat([images, texts], dim=1).isfinite().all(1)
+    batch = GlobalBatch.gather(image_features, text_features, there if valid is None else valid & there)
+    taught = GlobalBatch.gather(images.detach(), texts.detach(), there)
     scale = batch.scalar("logit_scale", logit_scale)
-    teacher_scale = teacher.scalar("teacher_logit_scale", teacher_logit_scale).detach()
+    teacher_scale = taught.scalar("the teacher's logit_scale", teacher_scale).detach()
 
     def of_side(side: Side) -> Tensor:
         anchors, columns = batch.sides(side)
-        taught_by, with_columns = teacher.sides(side)
+        taught_by, with_columns = taught.sides(side)
 
         def of_block(scores: Tensor, rows: slice, student_scale: Tensor) -> Tensor:
             targets = teacher_scale * (taught_by[rows] @ with_columns.T)  # (b, N)

@@ -53,9 +53,6 @@ class Hardness:
         rescored: float (N, 2, E), images and captions of a second model: among the `range_max` nearest rows, it decides
             which are near and which are false.
 
-    Raises:
-        ValueError: a range without rows.
-
     Source: sentence-transformers' mine_hard_negatives; Moreira et al. 2024, NV-Retriever (arXiv:2407.15831).
     """
 
@@ -65,10 +62,6 @@ class Hardness:
     relative_margin: float | None = None
     max_similarity: float | None = None
     rescored: Tensor | NDArray[Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.range_min < (self.range_min + 1 if self.range_max is None else self.range_max):
-            raise ValueError(f"ranks {self.range_min} to {self.range_max}: the first is 0 or more, the second above it")
 
     @property
     def compares_sides(self) -> bool:

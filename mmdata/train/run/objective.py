@@ -112,17 +112,8 @@ class ContrastiveLoss:
         loss, config, scale = self._contrast(output, batch), self.config.distill, output.logit_scale
         if config is None or scale is None:
             return loss
-        images, texts, teacher_scale = self._taught(config, batch)
-        distilled = losses.distill_loss(
-            output.image_features,
-            output.text_features,
-            scale,
-            teacher_images=images,
-            teacher_texts=texts,
-            teacher_logit_scale=teacher_scale,
-            valid=batch["valid"] & torch.cat([images, texts], dim=1).isfinite().all(1),
-        )
-        return loss + config.weight * distilled
+        given: dict[str, Any] = {"teacher": self._taught(config, batch), "valid": batch["valid"]}
+        return loss + config.weight * losses.distill_loss(output.image_features, output.text_features, scale, **given)
 
     def _contrast(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
