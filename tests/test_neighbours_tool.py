@@ -290,7 +290,7 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
         ),
         (
             ("--run", "run", "--size", 4, "--range-min", 5, "--range-max", 7),
-            "--range-max 7: groups of 4 need 8 or more",
+            "--range-min 5 and --range-max 7: from 0 on, and 8 or more for groups",
         ),
         (("--run", "run", "--size", 4, "--rescore", "raw"), "'raw': a folder, and a run is expected; `mmdata train "),
     ],

@@ -125,12 +125,12 @@ def check(options: argparse.Namespace, rows: int) -> Hardness:
         raise ConfigError(f"--out '{options.out}': the file is an array of numpy; end its name with .npy")
     if options.rescore is not None and options.rescore.suffix != ".npy":
         check_run(options.rescore)
-    if options.range_max is not None and options.range_max < options.range_min + options.size - 1:
-        least = options.range_min + options.size - 1
-        raise ConfigError(f"--range-max {options.range_max}: groups of {options.size} need {least} or more")
+    first, last, least = options.range_min, options.range_max, options.range_min + options.size - 1
+    if first < 0 or (last is not None and last < least):
+        raise ConfigError(f"--range-min {first} and --range-max {last}: from 0 on, and {least} or more for groups")
     hardness = Hardness(
-        range_min=options.range_min,
-        range_max=options.range_max,
+        range_min=first,
+        range_max=last,
         absolute_margin=options.absolute_margin,
         relative_margin=options.relative_margin,
         max_similarity=options.max_similarity,

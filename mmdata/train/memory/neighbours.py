@@ -66,7 +66,12 @@ class Hardness:
     @property
     def compares_sides(self) -> bool:
         """Whether images are compared with captions, so that the features of both are needed."""
-        return not self.absolute_margin is self.relative_margin is self.rescored is None
+        return any(each is not None for each in (self.absolute_margin, self.relative_margin, self.rescored))
+
+    @property
+    def judges(self) -> bool:
+        """Whether `judge` leaves out anything."""
+        return self.compares_sides or self.range_min > 0 or self.range_max is not None
 
     def judge(self, scores: Tensor, rescored: Tensor) -> tuple[Tensor, Tensor]:
         """The hard negatives of each row, and those taken for false: bool (n, n) each.
@@ -281,18 +286,18 @@ def _compare(
     """
     near = _pairs(decides, device)(rows)
     similarity = (near @ near.T).cpu()
-    if hardness is None:
-        return near, similarity, torch.zeros_like(similarity, dtype=torch.bool)
+    apart = torch.zeros_like(similarity, dtype=torch.bool)
+    if hardness is not None and hardness.max_similarity is not None:
+        apart |= similarity > hardness.max_similarity
+    if hardness is None or not hardness.judges:
+        return near, similarity, apart
     both = (_unit(each, device)(rows) for each in (features, decides))
     scores, rescored = (x @ x.T if x.ndim == 2 else x[:, 0] @ x[:, 1].T for x in both)
     hard, false = hardness.judge(scores, rescored)
     if features.ndim == 3:
         of_texts = hardness.judge(scores.T, rescored.T)
         hard, false = hard | of_texts[0], false | of_texts[1]
-    apart = (false | false.T).cpu()
-    if hardness.max_similarity is not None:
-        apart |= similarity > hardness.max_similarity
-    return near, similarity + _APART * ~hard.cpu(), apart
+    return near, similarity + _APART * ~hard.cpu(), apart | (false | false.T).cpu()
 
 
 def _cells(unit: _Unit, rows: Tensor, size: int, cell_rows: int, generator: torch.Generator) -> Iterator[Tensor]:
