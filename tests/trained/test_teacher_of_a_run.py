@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel
 
-from mmdata import Loader, load_run
+from mmdata import Index, Loader, load_run
 from mmdata.cli import main
 from mmdata.config.corpus import ValConfig
 from mmdata.config.data import evaluation_data
@@ -62,15 +66,18 @@ def _small(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def train(photos: Path, output: Path, **settings: Any) -> int:
+def train(photos: Path, output: Path, data: dict[str, Any] | None = None, **settings: Any) -> int:
     shards = str(photos / "shards")
+    which = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 4, "image_size": 32}
     config: dict[str, Any] = {
-        "data": {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 4, "image_size": 32},
+        "data": {**which, **(data or {})},
         "model": {"name": "micro"},
-        "train": {"steps": 2, "output": str(output), **settings},
+        "train": {"steps": 2, "output": str(output)} | settings,
     }
     output.mkdir()
     (output / "run.yaml").write_text(json.dumps(config))
+    if data is not None:
+        assert main(["join", str(output / "run.yaml")]) == 0
     return main(["train", str(output / "run.yaml"), "data.loading.num_workers=1"])
 
 
@@ -100,3 +107,19 @@ def test_fields_that_the_batches_do_not_have_are_named_before_a_run(
     said = capsys.readouterr().err
     assert "train.distill.fields: data.fields has no image_emb and no text_emb; add what brings such features" in said
     assert "train.teacher.fields: data.fields has no image_emb" in said
+
+
+def test_train_takes_a_teachers_features_from_a_joined_table(photos: Path, tmp_path: Path):
+    shards = shutil.copytree(photos / "shards", tmp_path / "corpus" / "shards")
+    keys = [str(key) for key in Index.open(shards).keys(np.arange(12))]
+    columns = {name: [[float(i), 1.0, 2.0] for i in range(11)] for name in ("image_emb", "text_emb")}
+    pq.write_table(pa.table({"key": keys[:11], **columns}), tmp_path / "t.parquet")  # a row has none
+    data = {
+        "join": [{"table": str(tmp_path / "t.parquet"), "missing": "keep"}],
+        "fields": {"image_emb": "join:image_emb", "text_emb": "join:text_emb"},
+    }
+    given = {"fields": {"image": "image_emb", "text": "text_emb"}}
+    settings = {"distill": given, "teacher": {**given, "margin": 0.1}, "rehearse": True, "log_every_steps": 1}
+    assert train(tmp_path / "corpus", tmp_path / "run", data, steps=3, **settings) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(math.isfinite(line["loss"]) for line in lines if line["kind"] == "train")
