@@ -226,7 +226,7 @@ def distill_loss(
     Raises:
         ValueError: row counts differ.
 
-    Source: open_clip's DistillClipLoss; Vasu et al. 2024, MobileCLIP, equation 3 (arXiv:2311.17049).
+    Source: open_clip's DistillClipLoss; Vasu et al. 2024, MobileCLIP (arXiv:2311.17049).
     """
     images, texts, teacher_scale = teacher
     there = torch.cat([images, texts], dim=1).isfinite().all(1)
