@@ -193,9 +193,9 @@ class TrainConfig(Settings):
     `precision` bf16, else as `precision` says."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
-    matryoshka: list[Positive] = Field(default_factory=list)
+    matryoshka: list[Positive] | None = None
     """Lengths such as [64, 128]: the first 64 and the first 128 numbers of all features, normalised again, are trained
-    to be features themselves. The loss is the mean of theirs and that of the whole features."""
+    to be features themselves. The loss is the mean of theirs and that of the whole features. null: none."""
     distill: DistillConfig | None = None
     """Also learns the similarities of a teacher model; null: does not."""
     miner: NamedMinerConfig | None = None

@@ -254,7 +254,7 @@ def check_loss(
     try:
         loss = make_loss(sys.maxsize, config, queue=queue)
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
-        if embed_dim is not None and (longer := [length for length in config.matryoshka if length >= embed_dim]):
+        if embed_dim is not None and (longer := [length for length in config.matryoshka or () if length >= embed_dim]):
             raise ValueError(
                 f"matryoshka {longer}: the model's features have {embed_dim} numbers, and are trained themselves; give "
                 "smaller lengths only"
