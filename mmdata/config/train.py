@@ -115,10 +115,22 @@ class AverageConfig(Settings):
     """Decay of the moving average at each update: 0.999 averages about the last 1,000 updates."""
 
 
+class FeatureFields(Settings):
+    """Entries of a batch (`data.fields`) with the features that another model has for each row: floats (B, D), or
+    (B, A, D) for A crops or captions of a row, of which the mean counts. They need not be normalised."""
+
+    image: str
+    """Entry with the features of the images."""
+    text: str
+    """Entry with the features of the texts; as many numbers as those of the images."""
+
+
 class TeacherConfig(AverageConfig):
     """A moving average of the model, which finds probable false negatives and feeds the queue. It costs one more
-    forward pass in each step."""
+    forward pass in each step. With `fields`, features of another model find them at no such cost (GIST)."""
 
+    fields: FeatureFields | None = None
+    """Features of a frozen guide in place of a moving average. null: a moving average of the model."""
     margin: Cosine | None = 0.0
     """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine. null:
     leaves none out, for a teacher that only feeds the queue."""
@@ -150,6 +162,27 @@ class ParameterGroupConfig(Settings):
                 f"match '{self.match}': give freeze alone, or one or more of lr_scale, weight_decay and layer_decay; "
                 "parameters that are in no group learn as the section train says"
             )
+        return self
+
+
+class DistillConfig(Settings):
+    """Adds the cross entropy of the model's logits against the softmax of a teacher's, in both directions (open_clip's
+    DistillClipLoss). Give `teacher` or `fields`."""
+
+    teacher: Location | None = None
+    """A run or checkpoint, or a CLIP or SigLIP model of transformers, with the tokenizer and the pixels of this run. It
+    is frozen, and embeds each batch."""
+    fields: FeatureFields | None = None
+    """Features of a teacher that the batches hold, such as DataCompDR's; no model is loaded."""
+    logit_scale: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = None
+    """Multiplier of the teacher's cosines, 1 / temperature. null: the teacher's own, or 100 for `fields`."""
+    weight: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
+    """What the distillation loss is multiplied by before it is added to the loss."""
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> DistillConfig:
+        if (self.teacher is None) == (self.fields is None):
+            raise ValueError("give either teacher (a folder) or fields (features that the batches hold)")
         return self
 
 
@@ -215,11 +248,16 @@ class TrainConfig(Settings):
     `precision` bf16, else as `precision` says."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
+    matryoshka: list[Positive] | None = None
+    """Lengths such as [64, 128]: the first 64 and the first 128 numbers of all features, normalised again, are trained
+    to be features themselves. The loss is the mean of theirs and that of the whole features. null: none."""
+    distill: DistillConfig | None = None
+    """Also learns the similarities of a teacher model; null: does not."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None
-    """Leaves out negatives that a moving average of the model finds too similar to be negatives, and feeds `queue`;
-    null: no teacher."""
+    """Leaves out negatives that a moving average of the model, or another model, finds too similar to be negatives; the
+    moving average also feeds `queue`. null: no teacher."""
     queue: Positive | None = None
     """Number of rows of earlier batches whose features are further negatives, for the loss clip, such as 65536; needs
     `mask_false_negatives`. Each row takes 8 bytes a feature on each device and in checkpoints. The features are the
@@ -255,7 +293,8 @@ class TrainConfig(Settings):
                 f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one, and set the other to "
                 "null, as in train.epochs=null"
             )
-        if self.teacher is not None and self.teacher.margin is None and self.queue is None:
+        fills_queue = self.queue is not None and self.teacher is not None and self.teacher.fields is None
+        if self.teacher is not None and self.teacher.margin is None and not fills_queue:
             raise ValueError(
                 "teacher.margin null leaves no negative out: give a margin, or let the teacher feed a queue "
                 "(train.queue)"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -14,6 +16,7 @@ from typing_extensions import Self
 
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import TrainConfig
+from mmdata.config.train import FeatureFields
 from mmdata.errors import ConfigError
 
 
@@ -109,6 +112,39 @@ def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
         raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
     for start in range(0, max(counts.values(), default=0), size):
         yield {**batch, **{key: cast(Any, value)[start : start + size] for key, value in cut.items()}}
+
+
+def field_features(batch: Mapping[str, object], fields: FeatureFields, setting: str) -> tuple[Tensor, Tensor]:
+    """Another model's features of the images and the texts, which the batch holds.
+
+    Args:
+        batch: of the loader.
+        fields: names of its entries.
+        setting: that gives the names, for messages.
+
+    Returns:
+        (B, D) each, L2-normalised, at least float32; NaN in both where a row lacks one of them: NaN, or all zeros.
+
+    Raises:
+        ValueError: an entry is missing, is no floats (B, D) or (B, A, D), or the two differ in D.
+    """
+    found: list[Tensor] = []
+    for name in (fields.image, fields.text):
+        value = batch.get(name)
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim not in (2, 3):
+            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            got = got if name in batch else "nothing"
+            raise ValueError(f"{setting} '{name}': the batch has {got} there; data.fields brings floats (B, D) to it")
+        unit = F.normalize(value.to(torch.promote_types(value.dtype, torch.float32)), dim=-1)
+        found.append(unit if unit.ndim == 2 else F.normalize(unit.mean(1), dim=-1))
+    images, texts = found
+    if images.shape != texts.shape:
+        raise ValueError(
+            f"{setting}: '{fields.image}' has {images.shape[1]} numbers a row and '{fields.text}' {texts.shape[1]}: "
+            "features of one model have as many for images as for texts"
+        )
+    there = (images.norm(dim=1) * texts.norm(dim=1))[:, None] > 0.5
+    return images.where(there, torch.nan), texts.where(there, torch.nan)
 
 
 def has_rows(value: object) -> bool:

@@ -75,6 +75,13 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
             "epoch depends on the groups"
         )
+    for name in ("distill", "teacher"):
+        fields = getattr(getattr(config.train, name), "fields", None)
+        if fields is not None and (unknown := {fields.image, fields.text} - data.fields.keys()):
+            problems.append(
+                f"train.{name}.fields: data.fields has no {' and no '.join(sorted(unknown))}; add what brings such "
+                "features to the batches, as image_emb: join:dr:npz:image_emb"
+            )
     # That of a pretrained model is checked once the model is built.
     has_bias = config.model.logit_bias_init is not None or config.model.name == "pretrained"
     has_negatives = data.negative_captions is not None

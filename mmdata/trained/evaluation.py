@@ -127,6 +127,8 @@ def evaluate_shards(
     scores: dict[str, Any] = {"rows": len(features.rows)}
     if features.text is not None:
         scores = score_retrieval(features, share=True)
+        for length in trained.config.train.matryoshka or ():
+            scores[f"matryoshka_{length}"] = score_retrieval(features.first(length), share=True)
     if classes is not None:
         scores |= _zero_shot(trained, features, classes)
     return {**scores, "rows_masked": masked}

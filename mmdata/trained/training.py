@@ -15,12 +15,13 @@ from mmdata.config import Config
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
-from mmdata.errors import Problems
+from mmdata.errors import ConfigError, Problems
 from mmdata.files import write_whole
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
 from mmdata.loader.regrouped import RegroupedLoader, is_of_run
-from mmdata.recognize import CHECKPOINTS
+from mmdata.recognize import CHECKPOINTS, Kind, recognize
+from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.models.expected_inputs import with_inputs_of_model
@@ -32,11 +33,14 @@ from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 from mmdata.trained.check import check_run, shape_problems, warn_of_device, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
+from mmdata.trained.run import load_run
 
 logger = logging.getLogger("mmdata")
 
 CONFIG = "config.yaml"
 """File of a run's folder with all of its settings."""
+PROBE = "Two dogs, 3 cats"
+"""A text to which tokenizers that differ give other numbers."""
 
 
 def train(config: Config, output: Path, device: torch.device) -> int:
@@ -70,11 +74,18 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    if problems := shape_problems(model, [each.plan for each in (loader, val_loader) if each is not None]):
-        raise Problems(*problems)
+    distill, plans = config.train.distill, [each.plan for each in (loader, val_loader) if each is not None]
+    teacher = None
+    if distill is not None and distill.teacher is not None:
+        teacher = load_teacher(distill.teacher, tokenizer, device)
+    wrong = shape_problems(model, plans)
+    wrong += [f"train.distill.teacher: {each}" for each in shape_problems(teacher, plans[:1])] if teacher else []
+    if wrong:
+        raise Problems(*wrong)
     evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")
-    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
+    given: dict[str, Any] = {"settings": settings, "evaluate": evaluate, "teacher": teacher}
+    trainer = Trainer(model, loader, config.train, output=output, **given)
     if rank == 0:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, tokenizer)
@@ -88,6 +99,43 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     if rank == 0:
         _cut_ledgers_of_former_ranks(output, state, world_size)
     return trainer.run()
+
+
+def load_teacher(source: str, tokenizer: Tokenizer, device: torch.device) -> DualEncoder:
+    """The model of `train.distill.teacher`: of a run or a checkpoint, or a CLIP or SigLIP of transformers.
+
+    Args:
+        source: its folder, or a name on the Hugging Face hub.
+        tokenizer: of the student, whose token numbers the teacher gets too.
+        device: where it works.
+
+    Raises:
+        ConfigError: there is no such model, or it was trained with another tokenizer.
+        DataError: the run is damaged.
+    """
+    folder = Path(source)
+    own = None
+    try:
+        if recognize(folder) in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS):
+            trained = load_run(source, device)
+            model, own = trained.model, trained.tokenizer
+        else:
+            settings = {"name": "pretrained", "clip": source}
+            model = DualEncoder.from_config(settings, vocab_size=tokenizer.vocab_size).to(device)
+            if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+                own = Tokenizer.load(folder)
+    except ConfigError as error:
+        raise ConfigError(f"train.distill.teacher '{source}': {error}") from error
+    if own is not None:
+        length = min(own.max_length, tokenizer.max_length)
+        encoded = (each.encode_cut([PROBE], length) for each in (tokenizer, own))
+        ours, theirs = (ids[mask > 0].tolist() for ids, mask, _ in encoded)
+        if ours != theirs:
+            raise ConfigError(
+                f"train.distill.teacher '{source}': its tokenizer gives other token numbers than data.tokenizer "
+                f"'{tokenizer.name}' ('{PROBE}': {theirs}, and {ours}): set data.tokenizer to the teacher's"
+            )
+    return model
 
 
 def _with_precision(config: Config, output: Path, device: torch.device) -> Config:

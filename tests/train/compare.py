@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,11 @@ def _triplet(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **re
     return losses.triplet_loss(i, t, **rest)  # type: ignore[arg-type]
 
 
+def _distill(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, same: object = (), **rest: Any) -> Tensor:
+    images, texts = (x[labels] for x in features(7, 4, seed=7))  # a row's own, whatever rows are beside it
+    return losses.distill_loss(i, t, s, teacher=(images, texts, 8.0), **rest)
+
+
 def _with(loss: Loss, **settings: object) -> Loss:
     return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
 
@@ -80,6 +86,7 @@ LOSSES: dict[str, Loss] = {
     "siglip_weighed": _with(_siglip, miner=weights_by_similarity),
     "multi_positive": _multi_positive,
     "multi_positive_top_2": _with(_multi_positive, miner=miners.TopK(2)),
+    "distill": _distill,
     "triplet": _triplet,
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
 }

@@ -52,6 +52,10 @@ def make_batch(rank: int, case: dict) -> Batch:
         batch["negative_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
         batch["negative_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
         batch["negative_valid"] = torch.arange(ROWS) != rank
+    if case.get("settings"):  # features of a teacher; a row has none
+        teacher = torch.randn(2, ROWS, 6, generator=generator, dtype=torch.float64)
+        teacher[0, rank] = torch.nan
+        return {**batch, "i": teacher[0], "t": teacher[1]}  # type: ignore[typeddict-unknown-key, return-value]
     return batch
 
 
@@ -59,9 +63,8 @@ def loss_function(case: dict) -> LossFunction:
     """The loss that a case names, with its miner, masks and labels; see `DIRECT` for those that no objective names."""
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
     if case["loss"] in ("clip", "siglip", "multi_positive", "triplet"):
-        return ContrastiveLoss(
-            case["loss"], miner=miner, mask_false_negatives=case.get("mask_same", False), positives="image_hash"
-        )
+        settings = {"mask_false_negatives": case.get("mask_same", False), "positives": "image_hash"}
+        return ContrastiveLoss(case["loss"], miner=miner, **settings, **case.get("settings", {}))
 
     def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:
         same = (batch["image_hash"], batch["caption_hash"]) if case.get("mask_same") else ()

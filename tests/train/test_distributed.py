@@ -46,6 +46,8 @@ WAYS = {
     "3_nothing_valid": {"valid": [NONE, NONE, NONE], "micro_batch_size": 1},
 }
 CASES = {f"{loss}_{way}": {**LOSSES[loss], **WAYS[way]} for loss in LOSSES for way in WAYS}
+PREFIXES = {"loss": "clip", "settings": {"matryoshka": [2, 4], "distill": {"fields": {"image": "i", "text": "t"}}}}
+CASES |= {f"matryoshka_distill_{way}": {**PREFIXES, **WAYS[way]} for way in ("2_micro_same", "3_empty_dropout_micro")}
 CASES |= {
     "clip_own_extra_2": {"loss": "clip_own_extra", "valid": [SOME, ALL], "micro_batch_size": 3},
     "clip_compiled_2": {"loss": "clip", "valid": [ALL, SOME], "compile": True, "dropout": 0.3, "micro_batch_size": 3},

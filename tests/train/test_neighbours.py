@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdata.train.memory.neighbours import embed_rows, group_neighbours, mean_similarity
+from mmdata.train.memory.neighbours import Hardness, embed_rows, group_neighbours, mean_similarity
 from tests.rounding import rounding
 
 
@@ -77,7 +77,7 @@ def test_rows_that_are_the_same_stand_in_no_group_together():
     assert groups[3] != groups[4]
     # 1 and 3 degrees are nearer than the bound allows, and 0 and 3 are not.
     bound = math.cos(math.radians(2.5))
-    groups = group_neighbours(features, 2, max_similarity=bound).tolist()
+    groups = group_neighbours(features, 2, hardness=Hardness(max_similarity=bound)).tolist()
     assert (groups[0], groups[3], groups[1]) == (groups[2], groups[5], groups[4])
 
 
@@ -95,7 +95,9 @@ def test_no_group_has_rows_that_are_the_same_or_too_similar(
     features, _ = clustered(size + more, 5, spread=0.5, seed=seed)
     same = torch.randint(kinds, (size + more, 2), generator=torch.Generator().manual_seed(seed))
     try:
-        groups = group_neighbours(features, size, seed=seed, cell_rows=cell_rows, same=same, max_similarity=bound)
+        groups = group_neighbours(
+            features, size, seed=seed, cell_rows=cell_rows, same=same, hardness=Hardness(max_similarity=bound)
+        )
     except ValueError as error:
         if not str(error).startswith(f"no group of {size} rows: too many rows are the same, or too similar"):
             raise

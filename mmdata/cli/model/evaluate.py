@@ -98,8 +98,10 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     if "image_to_text_r1" in scores:
         title = f"{scores['images']:,} images, {scores['texts']:,} captions of {scores['shards']}"
         table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(printable(title)))
-        for name in ("image_to_text", "text_to_image", "chance"):
-            table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
+        lengths = [name for name in scores if name.startswith("matryoshka_")]
+        for part, found in [("", scores), *((f", first {one.split('_')[1]} numbers", scores[one]) for one in lengths)]:
+            for name in ("image_to_text", "text_to_image", "chance")[: 2 if part else 3]:
+                table.add_row(name.replace("_", " ") + part, *(percent(found[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
         prompts = ", ".join(f'"{template}"' for template in scores["templates"])

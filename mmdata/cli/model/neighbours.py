@@ -7,13 +7,21 @@
 image sizes and the tokenizer of the run; the features stay in groups.features.npy. --features takes those of a file,
 made so or elsewhere: float, (rows, dimensions), in the order of the index; a row of zeros has no neighbours.
 
+    mmdata neighbours configs/scenes.yaml --run runs/scenes --size 4 --range-max 50 --relative-margin 0.05 --out g.npy
+
+--range-min, --range-max and the margins are those of sentence-transformers' mine_hard_negatives: a row takes rows among
+its 50 nearest. The margins leave out those whose caption fits a row's image nearly as well as its own; they compare
+images with captions, and so need the features of both: (rows, 2, dimensions). With --rescore a second model decides.
+
 A folder of shards in place of the config takes default settings, in batches of 64 rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
     from mmdata.batch import Batch
     from mmdata.config import DataConfig
     from mmdata.config.corpus import CorpusConfig
-    from mmdata.train.memory.neighbours import FeatureSide
+    from mmdata.train.memory.neighbours import FeatureSide, Hardness
     from mmdata.trained import TrainedRun
 
 BATCH_ROWS = 64
@@ -47,10 +55,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--features", type=Path, help=".npy file of features that exist")
     parser.add_argument("--size", type=int, required=True, help="rows of a group")
     parser.add_argument("--out", type=Path, required=True, help=".npy file to write")
-    parser.add_argument("--of", choices=("pair", "image", "text"), default="pair", help="near in what; default: pair")
+    sides = ("pair", "image", "text", "both")
+    parser.add_argument("--of", choices=sides, help="near in what; default: pair, or both, which the margins need")
     parser.add_argument(
         "--max-similarity", type=float, help="rows with a larger cosine stand in no group together; default: any may"
     )
+    parser.add_argument("--range-min", type=int, default=0, help="skip so many of a row's nearest rows")
+    parser.add_argument("--range-max", type=int, help="a row takes rows among so many nearest; default: all")
+    parser.add_argument("--absolute-margin", type=float, help="in cosine, by which others are below a row's own pair")
+    parser.add_argument("--relative-margin", type=float, help="the same as a share; 0.05: NV-Retriever's 95 %%")
+    parser.add_argument("--rescore", type=Path, metavar="RUN_OR_FEATURES", help="a second model that decides")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
@@ -67,16 +81,26 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.trained import load_run
 
     index = open_index(data)
-    check(options, len(index))
+    hardness = check(options, len(index))
     device = collectives.init(options.device, join=False)
-    features = options.features
-    if options.run is not None:
-        features = options.out.with_suffix(".features.npy")
-        masked = embed_corpus(load_run(options.run, device, precision=None), data, features, side=options.of)
+
+    def embedded(model: Path, suffix: str, side: FeatureSide) -> Path:
+        out = options.out.with_suffix(suffix)
+        masked = embed_corpus(load_run(model, device, precision=None), data, out, side=side)
         for reason, count in masked.items():
             print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
-    mapped = map_features(features, len(index))
-    groups = group(mapped, alike(data), options, device)
+        return out
+
+    features, rescore = options.features, options.rescore
+    if options.run is not None:
+        side = options.of or ("both" if hardness.compares_sides or rescore else "pair")
+        features = embedded(options.run, ".features.npy", side)
+    if rescore is not None:
+        if rescore.suffix != ".npy":
+            rescore = embedded(rescore, ".rescored.npy", "both")
+        hardness = replace(hardness, rescored=map_features(rescore, len(index), both=True))
+    mapped = map_features(features, len(index), both=hardness.compares_sides)
+    groups = group(mapped, alike(data), options, hardness, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
     save_groups(options.out, groups.numpy(), index)
     without = int((groups < 0).sum())
@@ -89,19 +113,43 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def check(options: argparse.Namespace, rows: int) -> None:
+def check(options: argparse.Namespace, rows: int) -> Hardness:
     """Refuse what cannot end well, before hours of embedding; make the folder of the file."""
+    from mmdata.train.memory.neighbours import Hardness
+
     if not 2 <= options.size <= rows:
         raise ConfigError(f"--size {options.size}: must be 2 to {rows:,}, the rows of data.shards")
     if options.out.is_dir():
         raise ConfigError(f"--out '{options.out}': a folder; give the .npy file to write, such as groups.npy")
     if options.out.suffix != ".npy":
         raise ConfigError(f"--out '{options.out}': the file is an array of numpy; end its name with .npy")
+    if options.rescore is not None and options.rescore.suffix != ".npy":
+        check_run(options.rescore)
+    first, last, least = options.range_min, options.range_max, options.range_min + options.size - 1
+    if first < 0 or (last is not None and last < least):
+        raise ConfigError(f"--range-min {first} and --range-max {last}: from 0 on, and {least} or more for groups")
+    hardness = Hardness(
+        range_min=first,
+        range_max=last,
+        absolute_margin=options.absolute_margin,
+        relative_margin=options.relative_margin,
+        max_similarity=options.max_similarity,
+    )
+    if options.of not in (None, "both") and (hardness.compares_sides or options.rescore):
+        raise ConfigError(
+            f"--of {options.of}: the margins and --rescore compare images with captions, and need features of both; "
+            "leave --of out"
+        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    return hardness
 
 
 def group(
-    features: NDArray[np.floating[Any]], same: NDArray[np.int64], options: argparse.Namespace, device: torch.device
+    features: NDArray[np.floating[Any]],
+    same: NDArray[np.int64],
+    options: argparse.Namespace,
+    hardness: Hardness,
+    device: torch.device,
 ) -> Tensor:
     """int64 (N,): the group of each row."""
     from rich.console import Console
@@ -117,7 +165,7 @@ def group(
             seed=options.seed,
             device=device,
             same=same,
-            max_similarity=options.max_similarity,
+            hardness=hardness,
             on_cell=lambda rows: progress.advance(task, rows),
         )
         progress.update(task, completed=2 * len(features))
@@ -125,7 +173,7 @@ def group(
 
 
 def embed_corpus(trained: TrainedRun, data: CorpusConfig, out: Path, *, side: FeatureSide = "pair") -> dict[str, int]:
-    """Write the features of all rows of a corpus into a .npy file, float16 (rows, D).
+    """Write the features of all rows of a corpus into a .npy file, float16 (rows, D), or (rows, 2, D) of both sides.
 
     Args:
         trained: the model that embeds; its run's image sizes and tokenizer are used.
@@ -168,11 +216,16 @@ def alike(data: DataConfig) -> NDArray[np.int64]:
     return IndexRows(index, captions, equals=equal_rows(data, index, corpus.joined)).all_hashes()
 
 
-def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
-    """Map the features in a .npy file, float (rows, D).
+def map_features(path: Path, rows: int, *, both: bool = False) -> NDArray[np.floating[Any]]:
+    """Map the features in a .npy file, float (rows, D), or (rows, 2, D) of images and captions.
+
+    Args:
+        path: the file.
+        rows: of the index.
+        both: only the latter will do.
 
     Raises:
-        DataError: another format, type or number of rows.
+        DataError: another format, type, shape or number of rows.
     """
     import numpy as np
 
@@ -180,10 +233,12 @@ def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
         features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:
         raise DataError(f"features '{path}': cannot be read: {error}; expected a .npy file, float") from error
-    if features.ndim != 2 or features.dtype not in (np.float16, np.float32, np.float64):
+    fits = features.shape[1:2] == (2,) if features.ndim == 3 else features.ndim == 2 and not both
+    if not fits or features.dtype not in (np.float16, np.float32, np.float64):
+        shape = "(rows, 2, dimensions) of images and captions" if both else "(rows, dimensions)"
         raise DataError(
-            f"features '{path}': expected float (rows, dimensions), got {features.dtype} {features.shape}; "
-            "make them with --run, or convert them"
+            f"features '{path}': expected float {shape}, got {features.dtype} {features.shape}; make them with "
+            f"--run{' --of both' if both else ''}, or convert them"
         )
     if len(features) != rows:
         raise DataError(
@@ -208,7 +263,7 @@ def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
 
 
 def _write_features(file: BinaryIO, rows: int, parts: Iterator[tuple[Tensor, Tensor]]) -> None:
-    """Write a .npy file, float16 (rows, D), in the order in which rows come; rows that never come are zeros.
+    """Write a .npy file, float16 (rows, D) or (rows, 2, D), in the order of `parts`; rows that never come are zeros.
 
     N × D need not fit into memory.
     """
@@ -217,10 +272,10 @@ def _write_features(file: BinaryIO, rows: int, parts: Iterator[tuple[Tensor, Ten
     begin = 0
     for numbers, features in parts:
         if not begin:
-            shape = (rows, features.shape[1])
+            shape = (rows, *features.shape[1:])
             np.lib.format.write_array_header_1_0(file, {"descr": "<f2", "fortran_order": False, "shape": shape})
             begin = file.tell()
-            file.truncate(begin + 2 * rows * shape[1])
+            file.truncate(begin + 2 * math.prod(shape))
         for row, values in zip(numbers.tolist(), features.numpy(), strict=True):
             file.seek(begin + row * values.nbytes)
             file.write(values.tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.keys import check_keys
+from mmdata.train.losses.pairs import first_features
 from mmdata.train.prefetch import copied
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import Lockstep, gather
@@ -53,6 +54,16 @@ class Features:
     labels: Tensor | None
     ids: Tensor | None
     captions: EvaluatedTexts | None = None
+
+    def first(self, width: int) -> Features:
+        """The first `width` numbers of all features, normalised again (`train.matryoshka`)."""
+        texts, more = self.text, self.captions
+        return replace(
+            self,
+            image=first_features(self.image, width),
+            text=None if texts is None else first_features(texts, width),
+            captions=None if more is None else replace(more, features=first_features(more.features, width)),
+        )
 
 
 @torch.compiler.set_stance("force_eager")

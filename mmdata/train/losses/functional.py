@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mmdata.config.train import LossPrecision
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.pairs import ExtraNegatives
-from mmdata.train.losses.rows import ChosenPairs
-from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
-from mmdata.train.miners import AnyMiner
+from mmdata.train.losses.pairs import ExtraNegatives, Pairs
+from mmdata.train.losses.rows import ChosenPairs, rowwise_sum
+from mmdata.train.losses.tiles import log_sum_exps, on_device, softplus_sums
+from mmdata.train.miners import AnyMiner, Side
 from mmdata.train.ranks import collectives
 
 
@@ -200,6 +200,62 @@ def triplet_loss(
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
+
+
+def distill_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor | float,
+    *,
+    teacher: tuple[Tensor, Tensor, Tensor | float],
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Cross entropy of the logits against the softmax of a teacher's logits, over the global batch.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
+        teacher: features of the images (B, E) and the texts (B, E) of these rows, L2-normalised, and the multiplier of
+            their cosines; they get no gradient. Rows with features that are not finite are left out.
+        valid: bool (B,), as in `clip_loss`.
+
+    Returns:
+        Scalar: mean of both directions over the rows of all ranks that are not left out, in nats; 0 without any.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: open_clip's DistillClipLoss; Vasu et al. 2024, MobileCLIP (arXiv:2311.17049).
+    """
+    images, texts, teacher_scale = teacher
+    there = torch.cat([images, texts], dim=1).isfinite().all(1)
+    batch = GlobalBatch.gather(image_features, text_features, there if valid is None else valid & there)
+    taught = GlobalBatch.gather(images.detach(), texts.detach(), there)
+    scale = batch.scalar("logit_scale", logit_scale)
+    teacher_scale = taught.scalar("the teacher's logit_scale", teacher_scale).detach()
+
+    def of_side(side: Side) -> Tensor:
+        anchors, columns = batch.sides(side)
+        taught_by, with_columns = taught.sides(side)
+
+        def of_block(scores: Tensor, rows: slice, student_scale: Tensor) -> Tensor:
+            targets = teacher_scale * (taught_by[rows] @ with_columns.T)  # (b, N)
+            pairs = batch.pairs.block(rows, slice(0, len(columns)))
+            return on_device(_cross_entropy, scores.device)(student_scale * scores, targets, pairs)
+
+        return rowwise_sum(of_block, anchors, columns, [scale])
+
+    return batch.global_mean((of_side("image") + of_side("text")) / 2)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, pairs: Pairs) -> Tensor:
+    """(b,): of the softmax of logits (b, N) against that of targets; 0 in rows that are not valid."""
+    kept = logits
+    if pairs.valid_columns is not None:  # a finite number: softmax of -inf alone is NaN
+        kept, targets = (x.masked_fill(~pairs.valid_columns, torch.finfo(x.dtype).min) for x in (logits, targets))
+    losses = kept.logsumexp(1) - (targets.softmax(1) * logits).sum(1)
+    return losses if pairs.valid_rows is None else losses.where(pairs.valid_rows, 0.0)
 
 
 def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ features of earlier batches. Tensors have one entry a row or column; there is no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train.keys import check_keys
@@ -122,10 +123,26 @@ class ExtraNegatives:
         features = torch.cat([self.features.to(dtype), others.features.to(dtype)])
         return ExtraNegatives(features, same, torch.cat(valid))
 
+    def first(self, width: int) -> ExtraNegatives:
+        """Of the first `width` numbers of the features, normalised again."""
+        return self if self.features.shape[1] == width else replace(self, features=first_features(self.features, width))
+
     def columns(self, dtype: torch.dtype) -> Tensor:
         """The features (M, D), with zeros in rows that are not valid: their content reaches no gradient."""
         features = self.features.to(dtype)
         return features if self.valid is None else features.where(self.valid[:, None], 0.0)
+
+
+def first_features(features: Tensor, width: int) -> Tensor:
+    """The first `width` numbers of features (…, D), L2-normalised, at least float32 (Matryoshka, arXiv:2205.13147).
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if width > features.shape[-1]:
+        raise ValueError(f"matryoshka: the first {width} of features that have {features.shape[-1]} numbers; lower it")
+    precise = torch.promote_types(features.dtype, torch.float32)
+    return F.normalize(features[..., :width].to(precise), dim=-1)
 
 
 def check_columns(

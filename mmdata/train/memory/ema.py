@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mmdata.batch import Batch
 from mmdata.config.train import AverageConfig, TeacherConfig
 from mmdata.train import miners
-from mmdata.train.batches import split
+from mmdata.train.memory.frozen import FrozenEncoder
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.ranks import sharding
 
 
-class EMA:
+class EMA(FrozenEncoder):
     """A copy of a model whose weights are a moving average of the model's; the same on all ranks.
 
     Where the model is sharded (FSDP2), so is the copy, and each rank averages its shares.
@@ -40,14 +38,8 @@ class EMA:
         micro_batch_size: int | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        super().__init__(copy.deepcopy(model), micro_batch_size=micro_batch_size, autocast_dtype=autocast_dtype)
         self.config = config
-        self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
-
-    def shard(self, device: torch.device) -> None:
-        """Share the weights out over the ranks (FSDP2), as `sharding.shard` does with the model's. A collective."""
-        sharding.shard(self.model, device, autocast_dtype=self.autocast_dtype)
-        cast(Any, self.model).set_reshard_after_forward(True)  # also the root's: `update` takes the shares
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -56,20 +48,6 @@ class EMA:
         get_ema_multi_avg_fn(self.config.decay)(own, new, 0)
         for ours, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
-
-    @torch.no_grad()
-    def embed(self, batch: Batch) -> DualEncoderOutput:
-        """The average's features of this rank's rows, at least float32, without the negative captions."""
-        device = next(self.model.parameters()).device
-        outputs: list[DualEncoderOutput] = []
-        positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
-        for part in split(positives, self.micro_batch_size or len(batch["valid"])):
-            with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
-                outputs.append(cast(DualEncoderOutput, self.model(part)))
-        images = torch.cat([output.image_features for output in outputs])  # (B, D)
-        texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-        precise = torch.promote_types(images.dtype, torch.float32)
-        return DualEncoderOutput(images.to(precise), texts.to(precise))
 
     def teacher_mask(self, features: DualEncoderOutput) -> miners.TeacherMask | None:
         """The false negatives in the global batch, from what `embed` made of this rank's rows; None without a margin.

@@ -12,9 +12,10 @@ from torch import nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.batches import Batches, LoaderExtras, field_features
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.feature_cache import FeatureCache
+from mmdata.train.memory.frozen import FrozenEncoder
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.miners import TeacherMask
@@ -24,7 +25,7 @@ from mmdata.train.ranks.lockstep import check_same_batches, on_all, on_first
 
 
 class RunMemory:
-    """A run's averaged weights, teacher, queue and feature cache; None for what its settings do not ask for.
+    """A run's averaged weights, teachers, queue and feature cache; None for what its settings do not ask for.
 
     One average serves as both where `train.ema` and `train.teacher` have one decay.
 
@@ -34,6 +35,7 @@ class RunMemory:
         batches: the loader.
         folder: of the run; the cache lies there.
         autocast_dtype: of the towers; None: that of the weights.
+        distilled: the frozen model of `train.distill.teacher`.
 
     Raises:
         ConfigError: a cache of batches that have no index.
@@ -47,16 +49,19 @@ class RunMemory:
         folder: Path,
         *,
         autocast_dtype: torch.dtype | None = None,
+        distilled: nn.Module | None = None,
     ) -> None:
         self.config, self.batches = config, batches
         self.device = next(model.parameters()).device
-        self.ema = self.teacher = self.queue = self.cache = None
-        if config.teacher is not None:
-            size = config.micro_batch_size
-            self.teacher = EMA(model, config.teacher, micro_batch_size=size, autocast_dtype=autocast_dtype)
+        self.ema = self.teacher = self.queue = self.cache = self.distilled = None
+        forward: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "autocast_dtype": autocast_dtype}
+        if config.teacher is not None and config.teacher.fields is None:
+            self.teacher = EMA(model, config.teacher, **forward)
         if config.ema is not None:
             is_teacher = self.teacher is not None and self.teacher.config.decay == config.ema.decay
             self.ema = self.teacher if is_teacher else EMA(model, config.ema, autocast_dtype=autocast_dtype)
+        if distilled is not None:
+            self.distilled = FrozenEncoder(distilled, **forward)
         if config.queue is not None:
             self.queue = FeatureQueue(config.queue, config.mining_after_steps, device=self.device)
         if config.feature_cache is not None:
@@ -68,18 +73,27 @@ class RunMemory:
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
     def shard(self, device: torch.device) -> None:
-        """Share the averages' weights out over the ranks, as the model's are. A collective."""
-        for average in self._averages:
-            average.shard(device)
+        """Share the weights of averages and teachers out over the ranks, as the model's are. A collective."""
+        for part in (*self._averages, self.distilled):
+            if part is not None:
+                part.shard(device)
 
     def teacher_mask(self, batch: Batch, step: int) -> TeacherMask | None:
         """The teacher's false negatives in the batch of the update after `step` updates. A collective."""
         self._of_teacher = None
-        if self.teacher is None or step < self.config.mining_after_steps:
+        config = self.config.teacher
+        if config is None or step < self.config.mining_after_steps:
             return None
+        if config.fields is not None and config.margin is not None:
+            return TeacherMask.gather(*field_features(batch, config.fields, "train.teacher.fields"), config.margin)
+        assert self.teacher is not None, "a teacher of fields has a margin"
         features = self.teacher.embed(batch)
         self._of_teacher = features
         return self.teacher.teacher_mask(features)
+
+    def distilled_features(self, batch: Batch) -> DualEncoderOutput | None:
+        """What the model of `train.distill.teacher` makes of the batch."""
+        return None if self.distilled is None else self.distilled.embed(batch)
 
     def keep(self, model: nn.Module, output: DualEncoderOutput, batch: Batch, step: int) -> None:
         """Take in an update, `step` updates having been made before it. A collective.

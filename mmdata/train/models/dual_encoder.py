@@ -67,6 +67,7 @@ class DualEncoder(nn.Module):
     Attributes:
         max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; inf, no bound, in one with a
             bias, as in SigLIP. May be set to another one.
+        embed_dim: D, of a model from settings; None: known from its outputs only.
 
     Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
     (arXiv:2303.15343).
@@ -94,6 +95,7 @@ class DualEncoder(nn.Module):
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
         self.set_pixel_stats(*pixel_stats)
         self._frozen: list[nn.Module] = []
+        self.embed_dim: int | None = None
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
 
@@ -143,6 +145,7 @@ class DualEncoder(nn.Module):
         if config.init_from is not None:
             _init_from(model, config, Path(config.init_from))
         model.freeze(*config.freeze)
+        model.embed_dim = dim or towers.image_width
         return model
 
     def set_pixel_stats(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

@@ -14,16 +14,17 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.config.train import LossName, MinerConfig, NamedMinerConfig, UserConfig
+from mmdata.config.train import DistillConfig, LossName, MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
 from mmdata.train import losses, miners
+from mmdata.train.batches import field_features
 from mmdata.train.keys import check_keys
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.pairs import ExtraNegatives
+from mmdata.train.losses.pairs import ExtraNegatives, first_features
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import AnyMiner, BlockMiner, Chain, Miner, Side, for_block
-from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.models.dual_encoder import MAX_LOGIT_SCALE, DualEncoderOutput
 
 NO_IMAGE = -(2**63)
 """Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""
@@ -45,6 +46,7 @@ class ContrastiveLoss:
         miner: chooses negatives; None keeps all. The settings' own miner is made by `make_loss`.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
             Needs `mask_false_negatives` and the hashes.
+        teacher: what the frozen model of `distill` makes of the batch; None where the batch has its features.
         settings: with a name: further settings of the section train, such as `positives` and `loss_precision`.
             `mask_false_negatives` is True if it is not given, and asks for no hashes.
 
@@ -58,12 +60,13 @@ class ContrastiveLoss:
         *,
         miner: AnyMiner | None = None,
         queue: FeatureQueue | None = None,
+        teacher: DualEncoderOutput | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(loss, TrainConfig):
             given = {"loss": loss, "mask_false_negatives": True} | settings
             loss = parse(TrainConfig, given, origin="ContrastiveLoss")
-        self.config, self.miner, self.queue = loss, miner, queue
+        self.config, self.miner, self.queue, self.teacher = loss, miner, queue, teacher
         name = loss.loss
         if queue is not None and name != "clip":
             raise ValueError(
@@ -87,36 +90,62 @@ class ContrastiveLoss:
                 f"output is a {type(output).__name__}, expected a DualEncoderOutput: give DualEncoderOutput("
                 "image_features, text_features, logit_scale), or call a function of mmdata.train.losses with tensors"
             )
-        images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
-        captions = output.negative_text_features
-        self.check_fits(has_bias=bias is not None, has_negative_captions=captions is not None)
-        name, precision = self.config.loss, self.config.loss_precision
-        if precision == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
-            precision = "bf16"
-        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
-        if name == "triplet":
-            loss = losses.triplet_loss(images, texts, **given)
-        elif scale is None:
+        scale, bias = output.logit_scale, output.logit_bias
+        self.check_fits(has_bias=bias is not None, has_negative_captions=output.negative_text_features is not None)
+        if scale is None and (self.config.loss != "triplet" or self.config.distill is not None):
+            needs = f"loss '{self.config.loss}'" if self.config.distill is None else "train.distill"
             raise ValueError(
-                f"loss '{name}' needs a scale, and the model's output has none: return DualEncoderOutput("
+                f"{needs} needs a scale, and the model's output has none: return DualEncoderOutput("
                 "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
             )
-        elif name == "multi_positive":
-            loss = losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
-        elif name == "siglip":
-            assert bias is not None, "check_fits"
-            loss = losses.siglip_loss(images, texts, scale, bias, precision=precision, **given)
-        else:
-            if self.queue is not None:
-                given["same"] = keys_of(batch)
-            if self.queue is not None or captions is not None:
-                extra = self._extra(captions, batch, with_keys=len(given["same"]) > 0)
-                given["extra_images"], given["extra_texts"] = extra
-            loss = losses.clip_loss(images, texts, scale, precision=precision, **given)
+        loss = self._of(output, batch)
+        if lengths := self.config.matryoshka:
+            parts = [self._of(_first(output, length), batch) for length in lengths]
+            loss = torch.stack([loss, *parts]).mean()
         # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
         for value in (scale, bias):
             loss = loss if value is None else loss + 0.0 * value
         return loss
+
+    def _of(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
+        """The loss of these features, distillation included."""
+        loss, config, scale = self._contrast(output, batch), self.config.distill, output.logit_scale
+        if config is None or scale is None:
+            return loss
+        given: dict[str, Any] = {"teacher": self._taught(config, batch), "valid": batch["valid"]}
+        return loss + config.weight * losses.distill_loss(output.image_features, output.text_features, scale, **given)
+
+    def _contrast(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
+        images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
+        name, precision, captions = self.config.loss, self.config.loss_precision, output.negative_text_features
+        if precision == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
+            precision = "bf16"
+        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
+        if name == "triplet":
+            return losses.triplet_loss(images, texts, **given)
+        assert scale is not None, "checked before"
+        if name == "multi_positive":
+            return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
+        if name == "siglip":
+            assert bias is not None, "check_fits"
+            return losses.siglip_loss(images, texts, scale, bias, precision=precision, **given)
+        if self.queue is not None:
+            given["same"] = keys_of(batch)
+        if self.queue is not None or captions is not None:
+            extra = self._extra(captions, batch, width=images.shape[1], with_keys=len(given["same"]) > 0)
+            given["extra_images"], given["extra_texts"] = extra
+        return losses.clip_loss(images, texts, scale, precision=precision, **given)
+
+    def _taught(self, config: DistillConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor | float]:
+        """The teacher's features of this rank's rows, and its scale."""
+        if config.fields is not None:
+            return *field_features(batch, config.fields, "train.distill.fields"), config.logit_scale or MAX_LOGIT_SCALE
+        if self.teacher is None or (scale := config.logit_scale or self.teacher.logit_scale) is None:
+            raise ValueError(
+                "train.distill.teacher: the loss was given no output of a teacher, or one without logit_scale: pass "
+                "ContrastiveLoss(teacher=DualEncoderOutput(image_features, text_features, logit_scale))"
+            )
+        return self.teacher.image_features, self.teacher.text_features, scale
 
     def check_fits(self, *, has_bias: bool, has_negative_captions: bool) -> None:
         """Check the loss against a model and its batches.
@@ -133,10 +162,11 @@ class ContrastiveLoss:
             )
 
     def _extra(
-        self, captions: Tensor | None, batch: Batch, *, with_keys: bool
+        self, captions: Tensor | None, batch: Batch, *, width: int, with_keys: bool
     ) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
         """The queue's images; the negative captions and the queue's texts. Every rank holds the whole queue."""
-        images, texts = (None if self.queue is None else self.queue.negatives()) or (None, None)
+        kept = None if self.queue is None else self.queue.negatives()
+        images, texts = (None, None) if kept is None else (each.first(width) for each in kept)
         if captions is None:
             return images, texts
         same: list[Tensor] = []
@@ -172,11 +202,20 @@ class ContrastiveLoss:
         return labels.where(labels >= 0, -2 - batch["rows"]) if name == "labels" else labels
 
 
+def _first(output: DualEncoderOutput, width: int) -> DualEncoderOutput:
+    """The output with the first `width` numbers of all features."""
+    images, texts = (first_features(each, width) for each in (output.image_features, output.text_features))
+    captions = output.negative_text_features
+    captions = None if captions is None else first_features(captions, width)
+    return DualEncoderOutput(images, texts, output.logit_scale, output.logit_bias, captions)
+
+
 def make_loss(
     step: int,
     config: TrainConfig,
     teacher_mask: AnyMiner | None = None,
     queue: FeatureQueue | None = None,
+    teacher: DualEncoderOutput | None = None,
 ) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates.
 
@@ -185,6 +224,7 @@ def make_loss(
         config: how to train.
         teacher_mask: leaves out the teacher's false negatives before the miner chooses.
         queue: features of earlier batches.
+        teacher: what the frozen model of `train.distill` makes of the batch.
 
     Raises:
         ValueError: settings that do not fit together.
@@ -193,16 +233,19 @@ def make_loss(
     miner = configured(config.miner) if config.miner is not None and step >= config.mining_after_steps else None
     if teacher_mask is not None:
         miner = teacher_mask if miner is None else Chain((teacher_mask, miner))
-    return ContrastiveLoss(config, miner=miner, queue=queue)
+    return ContrastiveLoss(config, miner=miner, queue=queue, teacher=teacher)
 
 
-def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bool = False) -> None:
+def check_loss(
+    config: TrainConfig, *, has_bias: bool, has_negative_captions: bool = False, embed_dim: int | None = None
+) -> None:
     """Raise before a run begins what an update would raise, hundreds of steps later with `mining_after_steps`.
 
     Args:
         config: of the run.
         has_bias: the model has a logit_bias, or may have one.
         has_negative_captions: the batches have negative captions.
+        embed_dim: numbers of a feature; None: not known yet.
 
     Raises:
         ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
@@ -211,6 +254,11 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
     try:
         loss = make_loss(sys.maxsize, config, queue=queue)
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
+        if embed_dim is not None and (longer := [length for length in config.matryoshka or () if length >= embed_dim]):
+            raise ValueError(
+                f"matryoshka {longer}: the model's features have {embed_dim} numbers, and are trained themselves; give "
+                "smaller lengths only"
+            )
     except ConfigError:
         raise
     except ValueError as error:

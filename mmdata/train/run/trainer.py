@@ -73,6 +73,7 @@ class Trainer:
         evaluate: called with the model in eval mode, with `train.ema` with the averaged one, on every rank, after each
             `evaluate_every_epochs` epochs and at the end; returns named numbers. With `train.parallel` fsdp and bf16 it
             must run the model under autocast.
+        teacher: the model of `train.distill.teacher`, on the device; it is frozen.
 
     Raises:
         ConfigError: settings of the loss that do not fit together; groups or an optimizer that do not fit the model;
@@ -90,6 +91,7 @@ class Trainer:
         output: Path,
         settings: dict[str, Any] | None = None,
         evaluate: Evaluate | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         self.model, self.output, self.evaluate = model, output, evaluate
         self.device = next(model.parameters()).device
@@ -100,7 +102,10 @@ class Trainer:
         self.source, self.extras = batches, LoaderExtras.of(batches)
         collectives.check_ranks(batches)
         # A model of your own may have a bias that shows in its output only.
-        check_loss(config, has_bias=getattr(model, "logit_bias", model) is not None)
+        has_bias = getattr(model, "logit_bias", model) is not None
+        check_loss(config, has_bias=has_bias, embed_dim=getattr(model, "embed_dim", None))
+        if (teacher is None) == (config.distill is not None and config.distill.teacher is not None):
+            raise ConfigError("train.distill.teacher and Trainer(teacher=model) belong together: give both, or neither")
 
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
@@ -113,7 +118,8 @@ class Trainer:
 
         collectives.share_weights(model)
         freeze_groups(model, config.groups)
-        self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
+        held: dict[str, Any] = {"autocast_dtype": self.autocast_dtype, "distilled": teacher}
+        self.memory = RunMemory(config, model, batches, output, **held)
         flops = FlopCounter(model) if self.device.type == "cuda" else None
         self.meter = Meter(self.group, flops, self.extras.stats)
         blank, dtype = self.extras.blank_batches, self.autocast_dtype
@@ -230,7 +236,8 @@ class Trainer:
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
         teacher_mask = self.memory.teacher_mask(batch, step)
-        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
+        distilled = self.memory.distilled_features(batch)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue, distilled)
         size, dtype = self.config.micro_batch_size, self.autocast_dtype
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output
