@@ -74,9 +74,8 @@ class ModelConfig(Settings):
         given = [self.clip is not None, self.open_clip is not None, pair != (None, None)]
         if sum(given) != 1 or (given[2] and None in pair):
             both = f"; model.clip={self.init_from} takes the towers from there, too" if self.init_from else ""
-            raise ValueError(
-                f"name 'pretrained': give either model.clip, or both model.vision and model.text, or model.open_clip{both}"
-            )
+            ways = "either model.clip, or both model.vision and model.text, or model.open_clip"
+            raise ValueError(f"name 'pretrained': give {ways}{both}")
         if pair == (None, None) and self.embed_dim is not None:
             raise ValueError("embed_dim: the model in model.clip or model.open_clip brings its own; leave it out")
         return self

@@ -1,13 +1,21 @@
-"""Pushes a folder of shards to a URL. The manifests go last: a reader sees no manifest whose files are not there."""
+"""Pushes a folder of shards to a URL, or an exported model to the hub.
+
+The manifests go last: a reader sees no manifest whose files are not there.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
 
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
 from mmdata.processes import map_concurrently
 from mmdata.push.card import CARD_NAME, dataset_card
@@ -23,7 +31,7 @@ from mmdata.storage.urls import display_name
 COMPARERS = 32
 """Threads that ask whether a file is there already."""
 
-_HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
+_HUB = re.compile(r"hf://(datasets/)?((?!datasets/)[\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
 
 
 Store = S3Store | HubStore
@@ -34,18 +42,18 @@ def open_store(url: str, *, private: bool = False) -> Store:
     """The place that a URL names; nothing is asked of it yet.
 
     Args:
-        url: s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME[@BRANCH].
-        private: a dataset of the hub that is made is private.
+        url: s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME[@BRANCH]; for an exported model hf://OWNER/NAME[@BRANCH].
+        private: a dataset or model of the hub that is made is private.
 
     Raises:
         ConfigError: another URL; or the packages for the place are missing.
     """
     if match := _HUB.fullmatch(url):
-        return HubStore(match[1], match[2], private=private)
+        return HubStore(match[2], match[3], private=private, kind="dataset" if match[1] else "model")
     if not url.startswith("s3://") or url == "s3://":
         raise ConfigError(
-            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME; for another place, "
-            "copy the folder there, manifest.json last"
+            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME, and that of an "
+            "exported model to hf://OWNER/NAME; for another place, copy the folder there, manifest.json last"
         )
     if private:
         raise ConfigError("--private is for hf://; who may read a bucket is a setting of the bucket")
@@ -103,13 +111,15 @@ class PushPlan:
 
 
 def plan_push(folder: Location, store: Store, config: PushConfig) -> PushPlan:
-    """Compare a folder with what is behind a URL; sends nothing.
+    """Compare a folder of shards, or an exported model, with what is behind a URL; sends nothing.
 
     Raises:
-        DataError: the folder is not what its manifest says (`read_parts`); or what is there differs, and `overwrite`
-            is False.
+        DataError: the folder is not what its manifest says (`read_parts`), or is no exported model; or what is there
+            differs, and `overwrite` is False.
         ConfigError: the place cannot be asked.
     """
+    if isinstance(store, HubStore) and store.kind == "model":
+        return _plan_model(Path(folder), store, config)
     parts = read_parts(folder)
     there = store.listing([part.prefix for part in parts])
     files = [file for part in parts for file in (*part.shards, *part.others)]
@@ -179,6 +189,46 @@ def push(
         progress(done, total)
     store.publish(plan.last, {name: old for name, old in plan.replaced.items() if name not in plan.withdrawn})
     progress(total, total)
+
+
+def _plan_model(folder: Path, store: HubStore, config: PushConfig) -> PushPlan:
+    """The plan for a folder of `mmdata export`; its model card is replaced as a dataset's is."""
+    if not (folder / CARD_NAME).is_file() or not (folder / "tokenizer_config.json").is_file():
+        raise DataError(
+            f"'{folder}': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go to "
+            "hf://datasets/OWNER/NAME"
+        )
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD_NAME]
+    files = [_model_file(path, store.name) for path in paths]
+    card = ModelCard((config.card or folder / CARD_NAME).read_text(encoding="utf-8"))
+    if config.license is not None:
+        card.data["license"] = config.license
+    asked = [*files, PushedFile.of(CARD_NAME, str(card).encode())]
+    there = store.listing([])
+    same = _same(asked, there, store)
+    differing = {file.name: there[file.name] for file in asked if file.name in there and file.name not in same}
+    weights = [name for name in differing if name != CARD_NAME]
+    if weights and not config.overwrite:
+        raise DataError(f"'{store.url}': holds another model: '{weights[0]}' differs; another URL, or --overwrite")
+    keeps_card = CARD_NAME in differing and config.card is None and config.license is None and not weights
+    kept = {CARD_NAME} if keeps_card else set[str]()
+    return PushPlan(
+        parts=[],
+        files=[file for file in files if file.name not in same],
+        last=[file for file in asked[-1:] if file.name not in same | kept],
+        present=[file for file in asked if file.name in same],
+        replaced=differing,
+        keeps_card=keeps_card,
+    )
+
+
+def _model_file(path: Path, repository: str) -> PushedFile:
+    if path.name == "open_clip_config.json":
+        content: Any = json.loads(path.read_bytes())
+        if content["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):  # where open_clip looks for it on the hub
+            content["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = repository
+            return PushedFile.of(path.name, json.dumps(content, indent=2).encode() + b"\n")
+    return PushedFile(path.name, path.stat().st_size, file_sha256(path), path)
 
 
 def _same(files: Sequence[PushedFile], there: Mapping[str, StoredFile], store: Store) -> set[str]:

@@ -132,8 +132,8 @@ class DualEncoder(nn.Module):
             )
         if towers.has_clips_tokenizer and vocab_size not in (None, towers.vocab_size):
             raise ConfigError(
-                f"model.open_clip '{config.open_clip}' has the vocabulary of CLIP's tokenizer, {towers.vocab_size} entries, "
-                f"and the tokenizer has {vocab_size}: set data.tokenizer=clip"
+                f"model.open_clip '{config.open_clip}': its vocabulary of {towers.vocab_size} entries is that of "
+                f"CLIP's tokenizer, and the tokenizer has {vocab_size}: set data.tokenizer=clip"
             )
         dim = config.embed_dim or towers.embed_dim
         model = cls(
