@@ -52,7 +52,7 @@ def open_store(url: str, *, private: bool = False) -> Store:
         return HubStore(match[2], match[3], private=private, kind="dataset" if match[1] else "model")
     if not url.startswith("s3://") or url == "s3://":
         raise ConfigError(
-            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME, and that of an "
+            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME, that of an "
             "exported model to hf://OWNER/NAME; for another place, copy the folder there, manifest.json last"
         )
     if private:

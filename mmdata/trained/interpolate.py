@@ -18,8 +18,8 @@ from mmdata.train import DualEncoder
 from mmdata.train.models.open_clip import CONFIG_NAME
 from mmdata.trained.run import TrainedRun, load_run
 
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Points of the curve that `mmdata evaluate --interpolate-with` measures."""
+ALPHAS = (0.0, 0.25, 0.5, 0.75)
+"""Points of the curve that `mmdata evaluate --interpolate-with` measures beside the run itself, at 1."""
 
 
 def interpolated(run: TrainedRun, other: str | os.PathLike[str], alpha: float) -> TrainedRun:

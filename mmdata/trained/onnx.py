@@ -82,7 +82,7 @@ def _write(run: TrainedRun, kind: str, inputs: dict[str, Tensor], shape: dict[in
             tuple(inputs.values()),
             folder / f"{kind}.onnx",
             dynamo=True,
-            dynamic_shapes=([shape] * len(inputs),),
+            dynamic_shapes=((shape,) * len(inputs),),
             input_names=list(inputs),
             output_names=[f"{kind}_embeds"],
             external_data=sum(value.nbytes for value in run.model.state_dict().values()) > MAX_FILE_BYTES,
