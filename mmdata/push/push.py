@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCard
 
@@ -192,43 +191,30 @@ def push(
 
 
 def _plan_model(folder: Path, store: HubStore, config: PushConfig) -> PushPlan:
-    """The plan for a folder of `mmdata export`; its model card is replaced as a dataset's is."""
+    """The plan for a folder of `mmdata export`. Each push is a commit, so that what it replaces can be had again."""
     if not (folder / CARD_NAME).is_file() or not (folder / "tokenizer_config.json").is_file():
         raise DataError(
             f"'{folder}': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go to "
             "hf://datasets/OWNER/NAME"
         )
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD_NAME]
-    files = [_model_file(path, store.name) for path in paths]
+    files = [PushedFile(path.name, path.stat().st_size, file_sha256(path), path) for path in sorted(folder.iterdir())]
+    sent = {file.name: file for file in files}
     card = ModelCard((config.card or folder / CARD_NAME).read_text(encoding="utf-8"))
     if config.license is not None:
         card.data["license"] = config.license
-    asked = [*files, PushedFile.of(CARD_NAME, str(card).encode())]
+    sent[CARD_NAME] = PushedFile.of(CARD_NAME, str(card).encode())
+    if (named := sent.get("open_clip_config.json")) and (content := json.loads(named.read())):
+        text = content["model_cfg"]["text_cfg"]
+        text |= {"hf_tokenizer_name": store.name} if "hf_tokenizer_name" in text else {}  # where open_clip looks for it
+        sent[named.name] = PushedFile.of(named.name, json.dumps(content, indent=2).encode() + b"\n")
     there = store.listing([])
-    same = _same(asked, there, store)
-    differing = {file.name: there[file.name] for file in asked if file.name in there and file.name not in same}
-    weights = [name for name in differing if name != CARD_NAME]
-    if weights and not config.overwrite:
-        raise DataError(f"'{store.url}': holds another model: '{weights[0]}' differs; another URL, or --overwrite")
-    keeps_card = CARD_NAME in differing and config.card is None and config.license is None and not weights
-    kept = {CARD_NAME} if keeps_card else set[str]()
-    return PushPlan(
-        parts=[],
-        files=[file for file in files if file.name not in same],
-        last=[file for file in asked[-1:] if file.name not in same | kept],
-        present=[file for file in asked if file.name in same],
-        replaced=differing,
-        keeps_card=keeps_card,
+    same = _same(list(sent.values()), there, store)
+    keeps_card = (
+        CARD_NAME in there and CARD_NAME not in same and not (config.card or config.license or config.overwrite)
     )
-
-
-def _model_file(path: Path, repository: str) -> PushedFile:
-    if path.name == "open_clip_config.json":
-        content: Any = json.loads(path.read_bytes())
-        if content["model_cfg"]["text_cfg"].get("hf_tokenizer_name"):  # where open_clip looks for it on the hub
-            content["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = repository
-            return PushedFile.of(path.name, json.dumps(content, indent=2).encode() + b"\n")
-    return PushedFile(path.name, path.stat().st_size, file_sha256(path), path)
+    kept = {CARD_NAME} if keeps_card else set[str]()
+    last = [file for name, file in sent.items() if name not in same | kept]
+    return PushPlan([], [], last, [sent[name] for name in same], keeps_card=keeps_card)
 
 
 def _same(files: Sequence[PushedFile], there: Mapping[str, StoredFile], store: Store) -> set[str]:

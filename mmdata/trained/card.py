@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,48 +12,8 @@ from mmdata.config.images import ImagesConfig
 from mmdata.trained.run import TrainedRun
 
 MIXED = " The weights are those of WiSE-FT (arXiv:2109.01903): {} of the trained ones, the rest of those before."
-PHOTO = """
-photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGBA")
-photo = Image.alpha_composite(Image.new("RGBA", photo.size, "white"), photo).convert("RGB")
-"""
-TRANSFORMERS = (
-    """from PIL import Image, ImageOps
-from transformers import {names}
-
-model = {kind}.from_pretrained("{folder}").eval()
-processor = AutoImageProcessor.from_pretrained("{folder}")
-tokenizer = {tokenizer}.from_pretrained("{folder}")""",
-    """images = processor(photo, return_tensors="pt")
-texts = tokenizer(["a dog", "a cat"], padding={padding}, truncation=True, return_tensors="pt")
-print(model(**texts, **images).logits_per_image)""",
-)
-USAGE = {
-    "open_clip": (
-        """import open_clip
-from PIL import Image, ImageOps
-
-model, _, preprocess = open_clip.create_model_and_transforms("local-dir:{folder}")
-tokenizer = open_clip.get_tokenizer("local-dir:{folder}")""",
-        """images = model.eval().encode_image(preprocess(photo)[None], normalize=True)
-texts = model.encode_text(tokenizer(["a dog", "a cat"]), normalize=True)
-print(model.logit_scale.exp() * images @ texts.T)""",
-    ),
-    "onnx": (
-        """from onnxruntime import InferenceSession
-from PIL import Image, ImageOps
-from transformers import AutoImageProcessor, AutoTokenizer
-
-image_model, text_model = (InferenceSession(f"{folder}/{{name}}.onnx") for name in ("image", "text"))
-processor = AutoImageProcessor.from_pretrained("{folder}")
-tokenizer = AutoTokenizer.from_pretrained("{folder}")""",
-        """pixels = processor(photo, return_tensors="np")["pixel_values"]
-tokens = tokenizer(["a dog", "a cat"], padding=True, truncation=True, return_tensors="np")
-images = image_model.run(None, {{"pixel_values": pixels}})[0]
-texts = text_model.run(None, {{name: tokens[name] for name in ("input_ids", "attention_mask")}})[0]
-print(images @ texts.T)""",
-    ),
-}
-"""Python around PHOTO that compares a photo with texts, for a kind of folder."""
+USAGE = Path(__file__).parent / "usage"
+"""A file of Python for each library that loads an exported folder."""
 SHARES = ("_r1", "_r5", "_r10")
 """Ends of the names of scores that are shares of images or texts."""
 
@@ -66,8 +27,7 @@ def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) ->
         name: of the model.
         scores: of `mmdata evaluate`; may be empty.
     """
-    library = kind if kind in USAGE else "transformers"
-    head = {"library_name": library, "pipeline_tag": "zero-shot-image-classification", "tags": ["mmdata"]}
+    head = {"library_name": _library(kind), "pipeline_tag": "zero-shot-image-classification", "tags": ["mmdata"]}
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {name}",
@@ -85,13 +45,16 @@ def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) ->
 
 def usage(kind: str, folder: str) -> str:
     """Python that loads the folder and compares an image with texts; `kind` as for `model_card`."""
-    before, after = USAGE.get(kind, TRANSFORMERS)
     # AutoTokenizer takes Siglip2Tokenizer for every model of this type, whatever the folder says.
     tokenizer = "PreTrainedTokenizerFast" if kind == "Siglip2Model" else "AutoTokenizer"
     padding = '"max_length"' if kind.startswith("Siglip") else "True"
     names = ", ".join(sorted(["AutoImageProcessor", kind, tokenizer]))
-    said = {"kind": kind, "names": names, "tokenizer": tokenizer, "padding": padding, "folder": folder}
-    return (before + PHOTO + after).format(**said)
+    template = (USAGE / f"{_library(kind)}.txt").read_text(encoding="utf-8").rstrip()
+    return template.format(folder=folder, kind=kind, names=names, padding=padding, tokenizer=tokenizer)
+
+
+def _library(kind: str) -> str:
+    return kind if kind in ("open_clip", "onnx") else "transformers"
 
 
 def _facts(run: TrainedRun, kind: str) -> list[str]:

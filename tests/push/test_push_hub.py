@@ -219,17 +219,13 @@ def test_push_of_a_model_has_its_files_and_its_card_with_the_license(hub, export
     assert push_now(exported, MODEL, license="apache-2.0") == []
 
 
-def test_push_of_another_model_is_refused_and_replaces_if_asked(hub, exported, shards):
+def test_push_of_a_model_again_sends_what_differs_and_leaves_an_edited_card(hub, exported, shards):
     push_now(exported, MODEL)
     (hub.commits or []).append({**hub.files, "README.md": b"edited"})
-    assert push_now(exported, MODEL) == []
     (exported / "open_clip_model.safetensors").write_text("other weights")
-    with pytest.raises(
-        DataError, match=rf"'{MODEL}': holds another model: 'open_clip_model.safetensors' differs; anot"
-    ):
-        push_now(exported, MODEL)
-    assert push_now(exported, MODEL, overwrite=True) == ["open_clip_model.safetensors", "README.md"]
-    assert hub.files["open_clip_model.safetensors"] == b"other weights"
+    assert push_now(exported, MODEL) == ["open_clip_model.safetensors"]
+    assert (hub.files["open_clip_model.safetensors"], hub.files["README.md"]) == (b"other weights", b"edited")
+    assert push_now(exported, MODEL, overwrite=True) == ["README.md"]
     with pytest.raises(
         DataError, match=r"': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go"
     ):

@@ -115,30 +115,28 @@ def read_open_clip(source: str, *, quick_gelu: bool | None = None) -> OpenClip:
     if path.is_dir():
         path = next((path / name for name in WEIGHT_NAMES if (path / name).is_file()), path / WEIGHT_NAMES[0])
     content = _read_config(folder / CONFIG_NAME, is_needed=folder == Path(source))
-    state = _read_state(path)
-    bias = state.pop("logit_bias", None)
-    cfg = _of_shapes(state, path)
-    given: dict[str, Any] = content.get("model_cfg") or {}
-    if given:
-        _check_settings(given, cfg, folder / CONFIG_NAME)
-        cfg["vision_cfg"]["head_width"] = given["vision_cfg"].get("head_width", 64)
-        cfg["text_cfg"]["heads"] = given["text_cfg"].get("heads", 8)
-        cfg["quick_gelu"] = given.get("quick_gelu", False)
-    cfg["quick_gelu"] = cfg.get("quick_gelu") if quick_gelu is None else quick_gelu
-    if cfg["quick_gelu"] is None:
+    given: dict[str, Any] = content.get("model_cfg", {})
+    if quick_gelu is None and not given:
         raise ConfigError(
             f"model.open_clip '{path}': a file of weights does not say its activation: set model.quick_gelu=true for "
             "OpenAI's weights and for models of open_clip whose name ends in -quickgelu, else model.quick_gelu=false"
         )
-    config = _clip_config(cfg)
+    state = _read_state(path)
+    bias = state.pop("logit_bias", None)
+    config = _config_of(state, given, path)
+    if given:
+        _check_settings(given, _model_cfg(config), folder / CONFIG_NAME)
     if strange := sorted(state.keys() ^ {"logit_scale", *_names(config)}):
         raise _not_clip(path, f"'{strange[0]}' is {'one more' if strange[0] in state else 'missing'}", strange[0])
-    pixels: dict[str, Any] = content.get("preprocess_cfg") or {}
+    is_quick = given.get("quick_gelu", False) if quick_gelu is None else quick_gelu
+    for part in ("vision_config", "text_config"):
+        config[part]["hidden_act"] = "quick_gelu" if is_quick else "gelu"
+    pixels: dict[str, Any] = content.get("preprocess_cfg", {})
     mean, std = (tuple(pixels.get(name) or usual) for name, usual in zip(("mean", "std"), CLIP_STATS, strict=True))
     return OpenClip(
         config=config,
         pixel_stats=(mean, std),
-        has_own_tokenizer=bool(given.get("text_cfg", {}).get("hf_tokenizer_name")),
+        has_own_tokenizer=bool(given and given["text_cfg"].get("hf_tokenizer_name")),
         logit_bias=None if bias is None else float(bias.item()),
         state=state,
     )
@@ -157,21 +155,18 @@ def as_open_clip(config: Any, weights: Mapping[str, Tensor]) -> tuple[dict[str, 
     Raises:
         ConfigError: open_clip's CLIP cannot have these settings; says which.
     """
-    vision, text = config.vision_config, config.text_config
-    acts, eps = ({getattr(part, name) for part in (vision, text)} for name in ("hidden_act", "layer_norm_eps"))
+    towers = (config.vision_config, config.text_config)
+    acts, eps = ({getattr(part, name) for part in towers} for name in ("hidden_act", "layer_norm_eps"))
     if len(acts) > 1 or not acts <= {"gelu", "quick_gelu"} or eps != {1e-5}:
         raise ConfigError(
             f"hidden_act {sorted(acts)} and layer_norm_eps {sorted(eps)}: the towers of open_clip's CLIP have gelu or "
             "quick_gelu, both the same, and 1e-5; export with --to transformers or --to onnx"
         )
-    names = _names(config.to_dict())
-    state = {theirs: torch.cat([weights[name] for name in ours]) for theirs, ours in names.items()}
-    state |= {name: state[name].T for name in TRANSPOSED}
-    cfg = _of_shapes(state, Path())
-    cfg["vision_cfg"]["head_width"] = vision.hidden_size // vision.num_attention_heads
-    cfg["text_cfg"]["heads"] = text.num_attention_heads
-    state["logit_scale"] = weights["logit_scale"]
-    return {**cfg, "quick_gelu": acts == {"quick_gelu"}}, {name: value.contiguous() for name, value in state.items()}
+    state = {"logit_scale": weights["logit_scale"]}
+    for theirs, ours in _names(config.to_dict()).items():
+        value = torch.cat([weights[name] for name in ours])
+        state[theirs] = (value.T if theirs in TRANSPOSED else value).contiguous()
+    return {**_model_cfg(config.to_dict()), "quick_gelu": acts == {"quick_gelu"}}, state
 
 
 def _names(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -223,28 +218,59 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("text."): value for name, value in state.items() if name not in NO_WEIGHTS}
 
 
-def _of_shapes(state: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
-    """The `model_cfg` of weights, with the heads of open_clip's named models, as shapes do not tell them.
+def _config_of(state: Mapping[str, Tensor], given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The CLIPConfig of weights. Heads are those of `given`, a model_cfg, or without one those of named models.
 
     Source: open_clip's model_configs: heads of 64 features, and 16 heads in image towers as wide as ViT-H.
     """
-    cfg: dict[str, Any] = {}
     try:
         patches, tokens = state["visual.conv1.weight"], state["token_embedding.weight"]
-        cfg["embed_dim"] = state["text_projection"].shape[1]
-        for section, stack, width in zip(SECTIONS, STACKS, (len(patches), tokens.shape[1]), strict=True):
-            layers = {
-                name.removeprefix(f"{stack}.").partition(".")[0] for name in state if name.startswith(f"{stack}.")
-            }
-            ratio = len(state[f"{stack}.0.mlp.c_fc.weight"]) / width
-            cfg[section] = {"width": width, "layers": len(layers), "mlp_ratio": ratio}
         side = patches.shape[-1] * math.isqrt(len(state["visual.positional_embedding"]) - 1)
-        length = len(state["positional_embedding"])
+        dim, length = state["text_projection"].shape[1], len(state["positional_embedding"])
+        inner = [len(state[f"{stack}.0.mlp.c_fc.weight"]) for stack in STACKS]
     except KeyError as error:
         raise _not_clip(path, f"'{error.args[0]}' is missing", error.args[0]) from error
-    head_width = 64 if len(patches) < 1280 else len(patches) // 16
-    cfg["vision_cfg"] |= {"patch_size": patches.shape[-1], "image_size": side, "head_width": head_width}
-    cfg["text_cfg"] |= {"context_length": length, "vocab_size": len(tokens), "heads": max(1, tokens.shape[1] // 64)}
+    widths = (len(patches), tokens.shape[1])
+    if given:
+        heads = (widths[0] // given["vision_cfg"].get("head_width", 64), given["text_cfg"].get("heads", 8))
+    else:
+        heads = (widths[0] // 64 if widths[0] < 1280 else 16, widths[1] // 64)
+    vision, text = (
+        {
+            "hidden_size": widths[i],
+            "intermediate_size": inner[i],
+            "num_hidden_layers": len(
+                {name.removeprefix(stack).split(".")[1] for name in state if name.startswith(stack)}
+            ),
+            "num_attention_heads": max(1, heads[i]),
+            "projection_dim": dim,
+        }
+        for i, stack in enumerate(STACKS)
+    )
+    # Texts are read at their last token, whatever these say.
+    special = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1}
+    return {
+        "model_type": "clip",
+        "projection_dim": dim,
+        "vision_config": {**vision, "patch_size": patches.shape[-1], "image_size": side},
+        "text_config": {**text, **special, "vocab_size": len(tokens), "max_position_embeddings": length},
+    }
+
+
+def _model_cfg(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `model_cfg` of a CLIPConfig, but for its activation."""
+    vision, text = config["vision_config"], config["text_config"]
+    cfg: dict[str, Any] = {
+        "embed_dim": config["projection_dim"],
+        "vision_cfg": {name: vision[name] for name in ("image_size", "patch_size")},
+        "text_cfg": {"context_length": text["max_position_embeddings"], "vocab_size": text["vocab_size"]},
+    }
+    for section, part in zip(SECTIONS, (vision, text), strict=True):
+        width = part["hidden_size"]
+        cfg[section] |= {"width": width, "layers": part["num_hidden_layers"]}
+        cfg[section]["mlp_ratio"] = part["intermediate_size"] / width
+    cfg["vision_cfg"]["head_width"] = vision["hidden_size"] // vision["num_attention_heads"]
+    cfg["text_cfg"]["heads"] = text["num_attention_heads"]
     return cfg
 
 
@@ -265,32 +291,6 @@ def _check_settings(given: Mapping[str, Any], cfg: Mapping[str, Any], path: Path
             own = cfg[section][name]
             if not math.isclose(value, own, rel_tol=1e-4):  # open_clip rounds its ratios of widths
                 raise ConfigError(f"'{path}': {section}.{name} is {value}, and {own} in the weights")
-
-
-def _clip_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The CLIPConfig of a `model_cfg`."""
-    vision, text = (cfg[section] for section in SECTIONS)
-    heads = max(1, vision["width"] // vision["head_width"]), text["heads"]
-    layers = [
-        {
-            "hidden_size": part["width"],
-            "intermediate_size": round(part["width"] * part["mlp_ratio"]),
-            "num_hidden_layers": part["layers"],
-            "num_attention_heads": number,
-            "hidden_act": "quick_gelu" if cfg["quick_gelu"] else "gelu",
-            "projection_dim": cfg["embed_dim"],
-        }
-        for part, number in zip((vision, text), heads, strict=True)
-    ]
-    vocabulary = text["vocab_size"]
-    # Texts are read at their last token, whatever these say.
-    special = {"vocab_size": vocabulary, "bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
-    return {
-        "model_type": "clip",
-        "projection_dim": cfg["embed_dim"],
-        "vision_config": {**layers[0], "patch_size": vision["patch_size"], "image_size": vision["image_size"]},
-        "text_config": {**layers[1], **special, "max_position_embeddings": text["context_length"]},
-    }
 
 
 def _not_clip(path: Path, why: str, name: str) -> ConfigError:
