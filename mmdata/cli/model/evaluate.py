@@ -3,6 +3,7 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
+    mmdata evaluate runs/finetuned --interpolate-with clip-vit-b-32    # scores of weights between the two, too
     mmdata evaluate runs/scenes/checkpoints/step-0000001000 --shards shards/other --classes classes.json
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         if not all(isinstance(value, Tensor) for name, value in state.items() if name not in NO_WEIGHTS):
             raise ValueError("there are other things than tensors in it")
     except (OSError, RuntimeError, ValueError, AttributeError, pickle.UnpicklingError, SafetensorError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = textwrap.shorten(str(error) or type(error).__name__, 100)
         raise ConfigError(
             f"model.open_clip '{path}': cannot be read as weights ({why}); save the state dict of open_clip's model, "
             "also where the file is TorchScript, as OpenAI's are"

@@ -75,6 +75,9 @@ def _of_open_clip(config: ModelConfig, source: str) -> Towers:
     found = read_open_clip(source, quick_gelu=config.quick_gelu)
     model = _load(found.config, key=key, gradient_checkpointing=config.gradient_checkpointing)
     model.load_state_dict(found.weights())
+    heads = [found.config[part]["num_attention_heads"] for part in ("vision_config", "text_config")]
+    kind = found.config["text_config"]["hidden_act"]
+    logger.info("model.open_clip '%s': %d heads for images and %d for texts, activation %s", source, *heads, kind)
     return Towers(
         *_image_tower(model, key),
         *_text_tower(model, key),
