@@ -96,5 +96,5 @@ def _score_table(scores: dict[str, Any]) -> list[str]:
 def _settings(run: TrainedRun) -> dict[str, Any]:
     """Settings that differ from the defaults: of the model, of the training, and of `data` those of images."""
     shown = {*ImagesConfig.model_fields, "max_length"}
-    hidden = {"model": {"init_from"}, "train": {"output"}, "data": {*DataConfig.model_fields} - shown}
+    hidden = {"model": {"init_from", "open_clip"}, "train": {"output"}, "data": {*DataConfig.model_fields} - shown}
     return run.config.model_dump(mode="json", exclude_defaults=True, exclude=hidden)

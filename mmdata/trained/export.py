@@ -90,7 +90,7 @@ def export_to_open_clip(run: TrainedRun, out: str | os.PathLike[str]) -> None:
             "open_clip, whose CLIP is model.name vit_b_32, vit_b_16 or vit_l_14, or a pretrained CLIP; --to onnx takes "
             "any towers"
         )
-    model, tokenizer = _clip(run, image, text, reader="open_clip's CLIP")
+    model, tokenizer = _clip(run, image, text, is_for_open_clip=True)
     cfg, weights = as_open_clip(model.config, model.state_dict())
     if run.logit_bias is not None:
         cfg["init_logit_bias"] = run.logit_bias
@@ -128,16 +128,18 @@ def export_folder(run: TrainedRun, out: str | os.PathLike[str], kind: str) -> Ge
 
 
 def _clip(
-    run: TrainedRun, image: ClipImageTower, text: ClipTextTower, *, reader: str = "transformers' CLIPModel"
+    run: TrainedRun, image: ClipImageTower, text: ClipTextTower, *, is_for_open_clip: bool = False
 ) -> tuple[PreTrainedModel, Any]:
     max_length = min(text.length, run.tokenizer.max_length)
     tokenizer = saved_tokenizer(run, max_length=max_length, pad_id=run.tokenizer.pad_id)
     ends = {ids[-1] for ids in tokenizer(["a", "two words"])["input_ids"]}
-    if len(ends) > 1 or LEGACY_EOS in ends:
+    if len(ends) > 1 or (LEGACY_EOS in ends and not is_for_open_clip):
+        reader = "open_clip's CLIP" if is_for_open_clip else "transformers' CLIPModel"
+        but = "" if is_for_open_clip else f", whose number is not {LEGACY_EOS}"
         raise ConfigError(
             f"tokenizer '{run.config.data.tokenizer}': its texts end with the tokens {sorted(ends)}, and {reader} "
-            f"reads a text at one end token, whose number is not {LEGACY_EOS}; use the run with "
-            "mmdata.load_run, or train a new one with a tokenizer that `mmdata convert --train-tokenizer` makes anew"
+            f"reads a text at one end token{but}; use the run with mmdata.load_run, or train a new one with a "
+            "tokenizer that `mmdata convert --train-tokenizer` makes anew"
         )
     special = {"eos_token_id": ends.pop(), "pad_token_id": run.tokenizer.pad_id, "bos_token_id": tokenizer.bos_token_id}
     dim = image.projection.out_features

@@ -107,7 +107,10 @@ def test_export_to_open_clip_begins_a_run_whose_folder_can_be_moved(make_run: Ma
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in first.model.state_dict().items())
     keep_model(folder, config, before.model)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
-    assert torch.equal(mmdata.load_run(folder, device="cpu").embed_texts(TEXTS), before.embed_texts(TEXTS))
+    moved = mmdata.load_run(folder, device="cpu")
+    assert torch.equal(moved.embed_texts(TEXTS), before.embed_texts(TEXTS))
+    export_to_open_clip(moved, tmp_path / "again")
+    assert str(tmp_path) not in (tmp_path / "again" / "README.md").read_text()
 
 
 def test_export_to_open_clip_says_why_a_model_is_none(make_run: MakeRun, tmp_path: Path):
