@@ -15,7 +15,7 @@ class ModelConfig(Settings):
     name: Literal["micro", "tiny", "small", "base", "vit_b_32", "vit_b_16", "vit_l_14", "pretrained"] = "tiny"
     """Which towers. micro, tiny, small and base: this library's own, for any image shape and text length. vit_b_32,
     vit_b_16 and vit_l_14: CLIP's, of open_clip's sizes, for texts of at most 77 tokens. pretrained: those that `clip`,
-    or `vision` and `text`, name (transformers)."""
+    or `vision` and `text`, name (transformers), or `open_clip`."""
     clip: str | dict[str, Any] | None = None
     """A whole CLIP, SigLIP or SigLIP 2 model, with `name: pretrained`: a folder, a name on the Hugging Face hub, or a
     config {model_type: clip, …} for random weights."""
@@ -24,6 +24,13 @@ class ModelConfig(Settings):
     AutoModel loads, or a config with a model_type for random weights."""
     text: str | dict[str, Any] | None = None
     """The text tower, with `name: pretrained`, if not `clip`: a folder, a name or a config, as for `vision`."""
+    open_clip: Location | None = None
+    """Weights of an open_clip model with CLIP's architecture, such as ViT-B-32, in place of `clip`: a folder with
+    open_clip_config.json, or a file of weights (.safetensors, .pt, also a checkpoint of its training). `name` is then
+    pretrained. Set data.tokenizer to clip, unless the folder has a tokenizer of its own."""
+    quick_gelu: bool | None = None
+    """Whether the activation of the weights in `open_clip` is QuickGELU, as in OpenAI's and in models whose name ends
+    in -quickgelu, or else GELU. A file alone does not say it. null: as open_clip_config.json says."""
     init_from: Location | None = None
     """Weights to begin with: a run, or one of its checkpoints, of the architecture that these settings name; the
     averaged ones, if it has them (`train.ema`). The run begins at step 0. A CLIP or SigLIP of transformers, such as an
@@ -47,18 +54,29 @@ class ModelConfig(Settings):
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("open_clip") is not None:
+            return {"name": "pretrained", **content}
+        return content
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         pair = (self.vision, self.text)
-        if self.name != "pretrained" and (self.clip is not None or pair != (None, None)):
-            raise ValueError(f"name '{self.name}' is built in: clip, vision and text need name 'pretrained'")
+        if self.name != "pretrained" and ((self.clip, self.open_clip) != (None, None) or pair != (None, None)):
+            raise ValueError(f"name '{self.name}' is built in: clip, vision, text and open_clip need name 'pretrained'")
+        if self.quick_gelu is not None and self.open_clip is None:
+            raise ValueError("quick_gelu is for open_clip; other models have their activation in their config")
         if self.dropout and self.name not in ("micro", "tiny", "small", "base"):
             raise ValueError(f"dropout is for micro, tiny, small and base, and name is '{self.name}': leave it out")
         if self.name != "pretrained":
             return self
-        if (self.clip is None) == (pair == (None, None)) or (self.clip is None and None in pair):
+        given = [self.clip is not None, self.open_clip is not None, pair != (None, None)]
+        if sum(given) != 1 or (given[2] and None in pair):
             both = f"; model.clip={self.init_from} takes the towers from there, too" if self.init_from else ""
-            raise ValueError(f"name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
-        if self.clip is not None and self.embed_dim is not None:
-            raise ValueError("embed_dim: the model in model.clip brings its own; leave it out")
+            ways = "either model.clip, or both model.vision and model.text, or model.open_clip"
+            raise ValueError(f"name 'pretrained': give {ways}{both}")
+        if pair == (None, None) and self.embed_dim is not None:
+            raise ValueError("embed_dim: the model in model.clip or model.open_clip brings its own; leave it out")
         return self

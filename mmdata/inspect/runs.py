@@ -29,6 +29,8 @@ RECALLS = {
     "zero-shot chance": ("zero_shot_chance", ""),
 }
 """A score's name on the page: its key in an evaluation, and the key of its number of queries."""
+INTERPOLATED = ("image → text R@1", "text → image R@1", "zero-shot top 1")
+"""Scores of the curve of `mmdata evaluate --interpolate-with`."""
 CHANCE = {"accuracy": 1 / 2, "text": 1 / 4, "image": 1 / 4, "group": 1 / 6}
 """Compositional scores of a model that guesses (arXiv:2204.03162)."""
 
@@ -200,6 +202,10 @@ def _scores(evaluation: Values) -> dict[str, str]:
     cells["queries, image → text / text → image"] = " / ".join(f"{count:,}" for count in counts if count)
     for name, (key, queries) in RECALLS.items():
         cells[name] = _share(evaluation.get(key), evaluation.get(queries))
+    for entry in evaluation.get("interpolation") or []:
+        between = {name: _share(entry.get(RECALLS[name][0])) for name in INTERPOLATED}
+        found = ", ".join(f"{name} {share}" for name, share in between.items() if share)
+        cells[f"interpolated weights, alpha {entry['alpha']:g}"] = found
     compositional = evaluation.get("compositional") or {}
     for kind, found in (compositional | {"chance": CHANCE} if compositional else {}).items():
         each = {name: _share(found.get(name)) for name in CHANCE}

@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub. Nothing is seen before its commit, and the last commit has the manifests.
+"""A dataset or model of the Hugging Face hub. Nothing is seen before its commit, and the last commit has the manifests.
 
 Files go up before the commit that names them. Each commit names the one that it follows: if somebody else has committed
 since, the hub refuses it, so two pushes do not mix their files.
@@ -27,20 +27,23 @@ T = TypeVar("T")
 
 
 class HubStore:
-    """A dataset, with the methods and attributes of `S3Store`.
+    """A dataset or model, with the methods and attributes of `S3Store`.
 
     Args:
-        dataset: "OWNER/NAME".
+        name: "OWNER/NAME".
         revision: a branch, which must exist; None: main.
-        private: if the dataset is made.
+        private: if it is made.
+        kind: "dataset" or "model".
     """
 
-    def __init__(self, dataset: str, revision: str | None = None, *, private: bool = False) -> None:
+    def __init__(self, name: str, revision: str | None = None, *, private: bool = False, kind: str = "dataset") -> None:
         self._api: Any = HfApi(library_name="mmdata")
-        self.url = f"hf://datasets/{dataset}" + (f"@{revision}" if revision else "")
-        self.page = f"{self._api.endpoint}/datasets/{dataset}"
+        path = f"datasets/{name}" if kind == "dataset" else name
+        self.name, self.kind = name, kind
+        self.url = f"hf://{path}" + (f"@{revision}" if revision else "")
+        self.page = f"{self._api.endpoint}/{path}"
         self.base = f"{self.page}/resolve/{revision or 'main'}/"
-        self._where = {"repo_id": dataset, "repo_type": "dataset", "revision": revision}
+        self._where = {"repo_id": name, "repo_type": kind, "revision": revision}
         self._private = private
         self._head: str | None = None
         self._additions: list[CommitOperationAdd] = []
@@ -76,7 +79,7 @@ class HubStore:
         return stored.version == hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
     def begin(self, withdrawn: Sequence[str], removed: Sequence[str]) -> None:
-        """See `S3Store`. A dataset is made; files are removed in the first commit.
+        """See `S3Store`. The dataset or model is made; files are removed in the first commit.
 
         Raises:
             ConfigError: the credentials do not allow it.
@@ -85,7 +88,7 @@ class HubStore:
         if self._head is None:
             name, private = self._where["repo_id"], self._private or None
             make = self._api.create_repo
-            self._repeated(lambda: make(name, repo_type="dataset", private=private, exist_ok=True))
+            self._repeated(lambda: make(name, repo_type=self.kind, private=private, exist_ok=True))
             self._head = self._find_head()
 
     def send(self, file: PushedFile, old: StoredFile | None) -> None:
@@ -112,7 +115,7 @@ class HubStore:
             commit = partial(
                 self._api.create_commit,
                 operations=[*additions, *removals],
-                commit_message="Push a folder of shards",
+                commit_message=f"Push a {self.kind} with mmdata",
                 parent_commit=self._head,
                 **self._where,
             )
@@ -148,7 +151,7 @@ class HubStore:
         """An error of ours for one that another attempt would not change; otherwise the error."""
         cause, status = cause_of(error), status_of(error)
         if isinstance(error, errors.RepositoryNotFoundError):
-            return _NoDataset(f"'{self.url}': no such dataset, or it may not be seen; {GIVE_CREDENTIALS}")
+            return _NoDataset(f"'{self.url}': no such {self.kind}, or it may not be seen; {GIVE_CREDENTIALS}")
         if isinstance(error, errors.RevisionNotFoundError):
             branch = self._where["revision"]
             return ConfigError(f"'{self.url}': no branch '{branch}'; make it at the hub, or leave it out")
@@ -156,7 +159,8 @@ class HubStore:
             return ConfigError(f"'{self.url}': access denied ({cause}); {GIVE_CREDENTIALS}")
         if status in (409, 412):
             return DataError(
-                f"'{self.url}': somebody else has changed the dataset since this push began ({cause}); run this again"
+                f"'{self.url}': somebody else has changed the {self.kind} since this push began ({cause}); run this "
+                "again"
             )
         if status == 400 or isinstance(error, (errors.OfflineModeIsEnabled, ValueError)):
             return ConfigError(f"'{self.url}': the hub does not take this: {cause}")

@@ -1,13 +1,20 @@
-"""Pushes a folder of shards to a URL. The manifests go last: a reader sees no manifest whose files are not there."""
+"""Pushes a folder of shards to a URL, or an exported model to the hub.
+
+The manifests go last: a reader sees no manifest whose files are not there.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from huggingface_hub import ModelCard
+
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
 from mmdata.processes import map_concurrently
 from mmdata.push.card import CARD_NAME, dataset_card
@@ -23,7 +30,7 @@ from mmdata.storage.urls import display_name
 COMPARERS = 32
 """Threads that ask whether a file is there already."""
 
-_HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
+_HUB = re.compile(r"hf://(datasets/)?((?!datasets/)[\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
 
 
 Store = S3Store | HubStore
@@ -34,18 +41,18 @@ def open_store(url: str, *, private: bool = False) -> Store:
     """The place that a URL names; nothing is asked of it yet.
 
     Args:
-        url: s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME[@BRANCH].
-        private: a dataset of the hub that is made is private.
+        url: s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME[@BRANCH]; for an exported model hf://OWNER/NAME[@BRANCH].
+        private: a dataset or model of the hub that is made is private.
 
     Raises:
         ConfigError: another URL; or the packages for the place are missing.
     """
     if match := _HUB.fullmatch(url):
-        return HubStore(match[1], match[2], private=private)
+        return HubStore(match[2], match[3], private=private, kind="dataset" if match[1] else "model")
     if not url.startswith("s3://") or url == "s3://":
         raise ConfigError(
-            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME; for another place, "
-            "copy the folder there, manifest.json last"
+            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME, that of an "
+            "exported model to hf://OWNER/NAME; for another place, copy the folder there, manifest.json last"
         )
     if private:
         raise ConfigError("--private is for hf://; who may read a bucket is a setting of the bucket")
@@ -103,13 +110,15 @@ class PushPlan:
 
 
 def plan_push(folder: Location, store: Store, config: PushConfig) -> PushPlan:
-    """Compare a folder with what is behind a URL; sends nothing.
+    """Compare a folder of shards, or an exported model, with what is behind a URL; sends nothing.
 
     Raises:
-        DataError: the folder is not what its manifest says (`read_parts`); or what is there differs, and `overwrite`
-            is False.
+        DataError: the folder is not what its manifest says (`read_parts`), or is no exported model; or what is there
+            differs, and `overwrite` is False.
         ConfigError: the place cannot be asked.
     """
+    if isinstance(store, HubStore) and store.kind == "model":
+        return _plan_model(Path(folder), store, config)
     parts = read_parts(folder)
     there = store.listing([part.prefix for part in parts])
     files = [file for part in parts for file in (*part.shards, *part.others)]
@@ -179,6 +188,33 @@ def push(
         progress(done, total)
     store.publish(plan.last, {name: old for name, old in plan.replaced.items() if name not in plan.withdrawn})
     progress(total, total)
+
+
+def _plan_model(folder: Path, store: HubStore, config: PushConfig) -> PushPlan:
+    """The plan for a folder of `mmdata export`. Each push is a commit, so that what it replaces can be had again."""
+    if not (folder / CARD_NAME).is_file() or not (folder / "tokenizer_config.json").is_file():
+        raise DataError(
+            f"'{folder}': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go to "
+            "hf://datasets/OWNER/NAME"
+        )
+    files = [PushedFile(path.name, path.stat().st_size, file_sha256(path), path) for path in sorted(folder.iterdir())]
+    sent = {file.name: file for file in files}
+    card = ModelCard((config.card or folder / CARD_NAME).read_text(encoding="utf-8"))
+    if config.license is not None:
+        card.data["license"] = config.license
+    sent[CARD_NAME] = PushedFile.of(CARD_NAME, str(card).encode())
+    if (named := sent.get("open_clip_config.json")) and (content := json.loads(named.read())):
+        text = content["model_cfg"]["text_cfg"]
+        text |= {"hf_tokenizer_name": store.name} if "hf_tokenizer_name" in text else {}  # where open_clip looks for it
+        sent[named.name] = PushedFile.of(named.name, json.dumps(content, indent=2).encode() + b"\n")
+    there = store.listing([])
+    same = _same(list(sent.values()), there, store)
+    keeps_card = (
+        CARD_NAME in there and CARD_NAME not in same and not (config.card or config.license or config.overwrite)
+    )
+    kept = {CARD_NAME} if keeps_card else set[str]()
+    last = [file for name, file in sent.items() if name not in same | kept]
+    return PushPlan([], [], last, [sent[name] for name in same], keeps_card=keeps_card)
 
 
 def _same(files: Sequence[PushedFile], there: Mapping[str, StoredFile], store: Store) -> set[str]:

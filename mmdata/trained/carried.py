@@ -81,16 +81,20 @@ def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
         model: as the run has built it.
     """
     named = {name: getattr(config, name) for name in TOWERS if isinstance(getattr(config, name), str)}
-    if not named:
+    if not named and config.open_clip is None:
         (output / MODEL).unlink(missing_ok=True)  # of a run that ended before its first checkpoint
         return
     # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
     from transformers import AutoConfig
 
+    from mmdata.train.models.open_clip import read_open_clip
+
     configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
     towers = {name: json.loads(one.to_json_string(use_diff=False)) for name, one in configs.items()}
+    if config.open_clip is not None:
+        towers["clip"] = read_open_clip(config.open_clip, quick_gelu=config.quick_gelu).config
     mean, std = ((buffer / 255).flatten().tolist() for buffer in (model.pixel_mean, model.pixel_std))
-    content = {"towers": towers, "image_mean": mean, "image_std": std}
+    content = {"towers": towers, "image_mean": mean, "image_std": std, "has_bias": model.logit_bias is not None}
     write_whole(output / MODEL, json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -112,14 +116,17 @@ def kept_model(checkpoint: Path, config: ModelConfig, *, vocab_size: int) -> Dua
         return DualEncoder.from_config(config, vocab_size=vocab_size)
     try:
         kept: Any = json.loads((run / MODEL).read_text(encoding="utf-8"))
-        towers = {name: dict(kept["towers"][name]) for name in TOWERS if name in kept["towers"]}
+        towers: dict[str, Any] = {name: dict(kept["towers"][name]) for name in TOWERS if name in kept["towers"]}
         stats = tuple(kept["image_mean"]), tuple(kept["image_std"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"'{run / MODEL}': not the towers of a run that `mmdata train` writes ({error!r}); remove the file, and "
             "the towers are loaded from where the run's settings say"
         ) from error
-    model = DualEncoder.from_config(config.model_copy(update=towers), vocab_size=vocab_size)
+    if kept.get("has_bias") and config.logit_bias_init is None:
+        towers["logit_bias_init"] = 0.0
+    changes = {**towers, "open_clip": None, "quick_gelu": None}
+    model = DualEncoder.from_config(config.model_copy(update=changes), vocab_size=vocab_size)
     model.set_pixel_stats(*stats)
     return model
 

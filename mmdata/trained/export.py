@@ -1,6 +1,6 @@
-"""A run as a folder that transformers loads: weights, config, tokenizer, image processor and a model card.
+"""A run as a folder that transformers or open_clip loads: weights, config, tokenizer, image processor, model card.
 
-CLIP, SigLIP and SigLIP 2 become their own classes; transformers has none for other towers.
+CLIP, SigLIP and SigLIP 2 become their own classes of transformers, and CLIP one of open_clip; other towers have none.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,7 +29,8 @@ from transformers import (
 
 from mmdata.errors import ConfigError
 from mmdata.files import whole_folder
-from mmdata.text.tokenizer import locate_tokenizer
+from mmdata.text.tokenizer import Tokenizer, locate_tokenizer
+from mmdata.train.models.open_clip import CONFIG_NAME, WEIGHT_NAMES, as_open_clip
 from mmdata.train.models.transformers_towers import ClipImageTower, ClipTextTower, Siglip2ImageTower, SiglipTextTower
 from mmdata.train.run.report import EVALUATION
 from mmdata.trained.card import model_card
@@ -49,9 +53,6 @@ def export_to_transformers(run: TrainedRun, out: str | os.PathLike[str]) -> type
     Raises:
         ConfigError: `out` holds files, or transformers has no class for the towers.
     """
-    folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"'{folder}': is there already; remove it, or give another folder")
     image, text = run.model.image_tower, run.model.text_tower
     if isinstance(image, ClipImageTower) and isinstance(text, ClipTextTower):
         model, tokenizer = _clip(run, image, text)
@@ -61,26 +62,84 @@ def export_to_transformers(run: TrainedRun, out: str | os.PathLike[str]) -> type
         raise ConfigError(
             f"the towers of '{run.checkpoint}' ({type(image).__name__}, {type(text).__name__}) cannot be exported: "
             "transformers has classes for model.name vit_b_32, vit_b_16 and vit_l_14, and for pretrained CLIP, SigLIP "
-            "and SigLIP 2; mmdata.load_run uses the run as it is"
+            "and SigLIP 2; --to onnx takes any, and mmdata.load_run uses the run as it is"
         )
-    with whole_folder(folder) as aside:
-        model.eval().save_pretrained(aside)
-        tokenizer.save_pretrained(str(aside))
-        _save_image_processor(run, aside, tokenizer, model)
-        card = model_card(run, type(model).__name__, folder.name, _scores(run))
-        (aside / "README.md").write_text(card, encoding="utf-8")
+    with export_folder(run, out, type(model).__name__) as folder:
+        model.eval().save_pretrained(folder)
+        tokenizer.save_pretrained(str(folder))
+        processor = save_image_processor(run, folder)
+        if not isinstance(model, Siglip2Model):
+            CLIPProcessor(processor, tokenizer).save_pretrained(str(folder))
     return type(model)
 
 
-def _clip(run: TrainedRun, image: ClipImageTower, text: ClipTextTower) -> tuple[PreTrainedModel, Any]:
-    max_length = min(text.length, run.tokenizer.max_length)
-    tokenizer = _tokenizer(run, max_length=max_length, pad_id=run.tokenizer.pad_id)
-    ends = {ids[-1] for ids in tokenizer(["a", "two words"])["input_ids"]}
-    if len(ends) > 1 or LEGACY_EOS in ends:
+def export_to_open_clip(run: TrainedRun, out: str | os.PathLike[str]) -> None:
+    """Write a folder for open_clip: `open_clip.create_model_and_transforms("local-dir:OUT")`.
+
+    Args:
+        run: a trained model.
+        out: the folder; must not exist, or be empty.
+
+    Raises:
+        ConfigError: `out` holds files, or open_clip's CLIP cannot be this model; says why.
+    """
+    image, text = run.model.image_tower, run.model.text_tower
+    if not (isinstance(image, ClipImageTower) and isinstance(text, ClipTextTower)):
         raise ConfigError(
-            f"tokenizer '{run.config.data.tokenizer}': its texts end with the tokens {sorted(ends)}, and transformers' "
-            f"CLIPModel reads a text at one end token, whose number is not {LEGACY_EOS}; use the run with "
-            "mmdata.load_run, or train a new one with a tokenizer that `mmdata convert --train-tokenizer` makes anew"
+            f"the towers of '{run.checkpoint}' ({type(image).__name__}, {type(text).__name__}) cannot be exported to "
+            "open_clip, whose CLIP is model.name vit_b_32, vit_b_16 or vit_l_14, or a pretrained CLIP; --to onnx takes "
+            "any towers"
+        )
+    model, tokenizer = _clip(run, image, text, is_for_open_clip=True)
+    cfg, weights = as_open_clip(model.config, model.state_dict())
+    if run.logit_bias is not None:
+        cfg["init_logit_bias"] = run.logit_bias
+        weights["logit_bias"] = torch.tensor(run.logit_bias)
+    if run.tokenizer.identity != Tokenizer.load("clip").identity:
+        special: Any = model.config.text_config
+        # open_clip takes the tokenizer of a local folder from it, whatever the name.
+        cfg["text_cfg"] |= {"hf_tokenizer_name": Path(out).name, "pool_type": "eos", "eos_id": special.eos_token_id}
+    pixels = {**pixel_stats(run), "interpolation": "bicubic", "resize_mode": "shortest"}
+    with export_folder(run, out, "open_clip") as folder:
+        save_file(weights, folder / WEIGHT_NAMES[0])
+        tokenizer.save_pretrained(str(folder))
+        content = {"model_cfg": cfg, "preprocess_cfg": pixels}
+        (folder / CONFIG_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def export_folder(run: TrainedRun, out: str | os.PathLike[str], kind: str) -> Generator[Path]:
+    """A folder to write an export into, to which the model card is added; `out` is there when it is whole.
+
+    Args:
+        run: the trained model.
+        out: the folder; must not exist, or be empty.
+        kind: the class of transformers that loads it; or "open_clip", or "onnx".
+
+    Raises:
+        ConfigError: `out` holds files.
+    """
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"'{folder}': is there already; remove it, or give another folder")
+    with whole_folder(folder) as aside:
+        yield aside
+        (aside / "README.md").write_text(model_card(run, kind, folder.name, _scores(run)), encoding="utf-8")
+
+
+def _clip(
+    run: TrainedRun, image: ClipImageTower, text: ClipTextTower, *, is_for_open_clip: bool = False
+) -> tuple[PreTrainedModel, Any]:
+    max_length = min(text.length, run.tokenizer.max_length)
+    tokenizer = saved_tokenizer(run, max_length=max_length, pad_id=run.tokenizer.pad_id)
+    ends = {ids[-1] for ids in tokenizer(["a", "two words"])["input_ids"]}
+    if len(ends) > 1 or (LEGACY_EOS in ends and not is_for_open_clip):
+        reader = "open_clip's CLIP" if is_for_open_clip else "transformers' CLIPModel"
+        but = "" if is_for_open_clip else f", whose number is not {LEGACY_EOS}"
+        raise ConfigError(
+            f"tokenizer '{run.config.data.tokenizer}': its texts end with the tokens {sorted(ends)}, and {reader} "
+            f"reads a text at one end token{but}; use the run with mmdata.load_run, or train a new one with a "
+            "tokenizer that `mmdata convert --train-tokenizer` makes anew"
         )
     special = {"eos_token_id": ends.pop(), "pad_token_id": run.tokenizer.pad_id, "bos_token_id": tokenizer.bos_token_id}
     dim = image.projection.out_features
@@ -92,7 +151,7 @@ def _clip(run: TrainedRun, image: ClipImageTower, text: ClipTextTower) -> tuple[
 
 def _siglip(run: TrainedRun, image: Any, text: SiglipTextTower) -> tuple[PreTrainedModel, Any]:
     # transformers' SigLIP attends to padding up to its last position, and takes no mask.
-    tokenizer = _tokenizer(run, max_length=text.length, pad_id=text.pad_token_id, inputs=("input_ids",))
+    tokenizer = saved_tokenizer(run, max_length=text.length, pad_id=text.pad_token_id, inputs=("input_ids",))
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
     kind = "siglip2" if isinstance(image, Siglip2ImageTower) else "siglip"
     model = _model(kind, run, image.model, text.model, special)
@@ -122,7 +181,7 @@ def _model(kind: str, run: TrainedRun, vision: Any, text: Any, special: dict[str
     return model
 
 
-def _tokenizer(
+def saved_tokenizer(
     run: TrainedRun, *, max_length: int, pad_id: int, inputs: tuple[str, ...] = ("input_ids", "attention_mask")
 ) -> Any:
     """The run's tokenizer as transformers loads it, which cuts and pads texts as the model takes them."""
@@ -154,31 +213,35 @@ def _at_size(vision: Any, config: dict[str, Any], size: int) -> dict[str, Tensor
     return {name: value for name, value in weights.items() if not name.endswith("position_ids")}
 
 
-def _save_image_processor(run: TrainedRun, folder: Path, tokenizer: Any, model: PreTrainedModel) -> None:
-    """Write preprocessor_config.json, and processor_config.json for AutoProcessor."""
-    data = run.config.data
-    mean, std = ((buffer / 255).flatten().tolist() for buffer in (run.model.pixel_mean, run.model.pixel_std))
-    stats = {"image_mean": [round(x, 8) for x in mean], "image_std": [round(x, 8) for x in std]}
-    if isinstance(model, Siglip2Model):
-        vision: Any = model.config.vision_config
-        patch_size = int(vision.patch_size)
-        patches = data.image_patches[-1] if data.image_patches else (data.image_size // patch_size) ** 2
-        Siglip2ImageProcessor(patch_size=patch_size, max_num_patches=patches, **stats).save_pretrained(str(folder))
-        return
-    size = data.image_size
-    processor = CLIPImageProcessor(
-        size={"shortest_edge": size}, crop_size={"height": size, "width": size}, resample=3, **stats
-    )
-    CLIPProcessor(processor, tokenizer).save_pretrained(str(folder))
+def pixel_stats(run: TrainedRun) -> dict[str, list[float]]:
+    """Mean and deviation of each channel, on the scale 0 to 1, as open_clip names them."""
+    buffers = {"mean": run.model.pixel_mean, "std": run.model.pixel_std}
+    return {name: [round(x, 8) for x in (values / 255).flatten().tolist()] for name, values in buffers.items()}
+
+
+def save_image_processor(run: TrainedRun, folder: Path) -> Any:
+    """Write preprocessor_config.json, and give the image processor of transformers that it is of."""
+    data, size = run.config.data, run.config.data.image_size
+    stats = {f"image_{name}": values for name, values in pixel_stats(run).items()}
+    if isinstance(image := run.model.image_tower, Siglip2ImageTower):
+        patches = data.image_patches[-1] if data.image_patches else (size // image.patch_size) ** 2
+        processor: Any = Siglip2ImageProcessor(patch_size=image.patch_size, max_num_patches=patches, **stats)
+    else:
+        crop = {"height": size, "width": size}
+        processor = CLIPImageProcessor(size={"shortest_edge": size}, crop_size=crop, resample=3, **stats)
     processor.save_pretrained(str(folder))
+    return processor
 
 
 def _scores(run: TrainedRun) -> dict[str, Any]:
-    """What RUN/evaluation.json says of these weights; {} if it says nothing."""
+    """What RUN/evaluation.json says of this checkpoint, and of these weights of it; {} if it says nothing."""
     path = run.checkpoint.parent.parent / EVALUATION
     try:
         scores = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    is_of_weights = isinstance(scores, dict) and scores.get("ema", False) == run.is_average
-    return scores if is_of_weights and scores.get("step") == run.step else {}
+    if not isinstance(scores, dict) or (scores.get("step"), scores.get("ema", False)) != (run.step, run.is_average):
+        return {}
+    if run.alpha == 1:
+        return scores
+    return next((entry for entry in scores.get("interpolation", []) if entry["alpha"] == run.alpha), {})

@@ -120,6 +120,7 @@ class TrainedRun:
         step: updates made.
         epoch: of those updates.
         precision: of the towers while this object embeds.
+        alpha: share of the run's own weights in `model`: below 1 after `interpolated`.
         position: the state of the loader, which says what the run was trained on; empty in a checkpoint without one.
         is_average: the weights are the averaged ones (`train.ema`).
     """
@@ -131,6 +132,7 @@ class TrainedRun:
     step: int
     epoch: int
     precision: Precision = field(default="fp32", kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
     is_average: bool = field(default=False, kw_only=True)
 

@@ -88,6 +88,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scores = {"accuracy": 0.8125, "text": 0.7, "image": 0.65, "group": 0.6}
     evaluation = recalls | {"chance_r1": 0.01, "chance_r5": 0.05, "chance_r10": 0.1}
     evaluation |= {"compositional": {"colour": scores | {"pairs": 16.0}, "mean": scores | {"pairs": 16.0}}}
+    evaluation |= {"interpolation": [{"alpha": 0.25, **recalls}, {"alpha": 1.0, **recalls, "zero_shot_top1": 0.75}]}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
     return folder
 

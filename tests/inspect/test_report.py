@@ -78,6 +78,9 @@ def test_report_has_every_section_filled(page: Path):
     assert 'class="missing"' not in text
     assert text.count('<article class="card">') == 22
     assert cells(text, "text → image R@1") == ["51.0%"]
+    between = "image → text R@1 51.0%, text → image R@1 51.0%"
+    assert cells(text, "interpolated weights, alpha 0.25") == [between]
+    assert cells(text, "interpolated weights, alpha 1") == [f"{between}, zero-shot top 1 75.0%"]
     assert cells(text, "compositional, colour") == ["accuracy 81.2%, text 70.0%, image 65.0%, group 60.0%"]
     assert cells(text, "compositional, chance") == ["accuracy 50.0%, text 25.0%, image 25.0%, group 16.7%"]
     assert cells(text, "loss, last") == ["0.04444"]

@@ -1,5 +1,5 @@
 """The Hugging Face hub's API on loopback: the endpoints that `huggingface_hub` calls to make, list, fill and read a
-dataset. Commits are whole, follow their parent, and may name only large files that have been uploaded."""
+dataset or a model. Commits are whole, follow their parent, and may name only large files that have been uploaded."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Hub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commits: list[dict[str, bytes]] | None = None
         self.private = False
+        self.kind = "dataset"
         self.objects: dict[str, bytes] = {}
         self.commands: list[str] = []
         self.faults: dict[str, list[int]] = {}
@@ -61,7 +62,7 @@ class Hub(ThreadingHTTPServer):
 
 def is_large(name: str) -> bool:
     """As the .gitattributes of a dataset say."""
-    return name.endswith((".tar", ".arrow"))
+    return name.endswith((".tar", ".arrow", ".safetensors"))
 
 
 def described(name: str, content: bytes) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self, body: bytes) -> None:
         asked = json.loads(body)
-        assert (f"{asked['organization']}/{asked['name']}", asked["type"]) == (NAME, "dataset")
+        assert (f"{asked['organization']}/{asked['name']}", asked.get("type", "model")) == (NAME, self.server.kind)
         self.server.private = asked.get("visibility") == "private" or asked.get("private", False)
         self.server.commits = [{".gitattributes": b"*.tar filter=lfs\n"}]
         self._send(200, {"url": f"{self.server.url}/datasets/{NAME}", "name": NAME})
@@ -215,17 +216,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 API = f"/api/datasets/{NAME}"
+ANY = f"/api/(?:datasets|models)/{NAME}"
 ROUTES: dict[str, Callable[..., None]] = {
-    rf"GET {API}(?:/revision/([^/]+))?": _Handler.info,
+    rf"GET {ANY}(?:/revision/([^/]+))?": _Handler.info,
     r"POST /api/repos/create": _Handler.create,
-    rf"GET {API}/tree/([^/]+)(?:/(.+))?": _Handler.tree,
-    rf"POST {API}/paths-info/([^/]+)": _Handler.paths,
-    rf"POST {API}/preupload/([^/]+)": _Handler.preupload,
-    rf"POST /datasets/{NAME}\.git/info/lfs/objects/batch": _Handler.batch,
+    rf"GET {ANY}/tree/([^/]+)(?:/(.+))?": _Handler.tree,
+    rf"POST {ANY}/paths-info/([^/]+)": _Handler.paths,
+    rf"POST {ANY}/preupload/([^/]+)": _Handler.preupload,
+    rf"POST (?:/datasets)?/{NAME}\.git/info/lfs/objects/batch": _Handler.batch,
     r"PUT /upload/([0-9a-f]{64})": _Handler.upload,
     r"POST /api/validate-yaml": _Handler.valid,
-    rf"POST {API}/commit/([^/]+)": _Handler.commit,
-    rf"(?:GET|HEAD) /datasets/{NAME}/resolve/([^/]+)/(.+)": _Handler.resolve,
+    rf"POST {ANY}/commit/([^/]+)": _Handler.commit,
+    rf"(?:GET|HEAD) (?:/datasets)?/{NAME}/resolve/([^/]+)/(.+)": _Handler.resolve,
 }
 
 

@@ -129,7 +129,7 @@ def test_files_of_others_are_told_apart(shards, name, prefix, expected):
 )
 def test_other_urls_are_refused(url):
     with pytest.raises(
-        ConfigError, match=rf"'{url}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME; f"
+        ConfigError, match=rf"'{url}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME, th"
     ):
         open_store(url)
 

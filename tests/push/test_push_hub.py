@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from tests.programs import PATIENCE_S
 from tests.push.hub_server import API, NAME, TOKEN, Hub, serve_hub
 
 URL = f"hf://datasets/{NAME}"
+MODEL = f"hf://{NAME}"
 
 
 @pytest.fixture
@@ -191,6 +193,43 @@ def test_missing_and_denied_credentials_are_one_line(hub, shards, monkeypatch):
     with pytest.raises(ConfigError, match=rf"'{URL}@draft': no branch 'draft'; make it at the hub, or leave it out"):
         push_now(shards, f"{URL}@draft")
     assert push_now(shards, f"{URL}@main") == []
+
+
+@pytest.fixture
+def exported(hub: Hub, tmp_path: Path) -> Path:
+    """A folder as `mmdata export --to open_clip` writes it, and a hub that takes models."""
+    hub.kind = "model"
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name in ("open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text(name)
+    text = {"width": 64, "hf_tokenizer_name": "exported"}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"text_cfg": text}}))
+    (folder / "README.md").write_text("---\nlibrary_name: open_clip\n---\n\n# exported\n")
+    return folder
+
+
+def test_push_of_a_model_has_its_files_and_its_card_with_the_license(hub, exported):
+    push_now(exported, MODEL, private=True, license="apache-2.0")
+    assert (len(hub.commits or []), hub.private) == (2, True)
+    for name in ("open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        assert hub.files[name] == name.encode()
+    assert hub.files["README.md"].decode() == "---\nlibrary_name: open_clip\nlicense: apache-2.0\n---\n\n# exported\n"
+    assert json.loads(hub.files["open_clip_config.json"])["model_cfg"]["text_cfg"]["hf_tokenizer_name"] == NAME
+    assert push_now(exported, MODEL, license="apache-2.0") == []
+
+
+def test_push_of_a_model_again_sends_what_differs_and_leaves_an_edited_card(hub, exported, shards):
+    push_now(exported, MODEL)
+    (hub.commits or []).append({**hub.files, "README.md": b"edited"})
+    (exported / "open_clip_model.safetensors").write_text("other weights")
+    assert push_now(exported, MODEL) == ["open_clip_model.safetensors"]
+    assert (hub.files["open_clip_model.safetensors"], hub.files["README.md"]) == (b"other weights", b"edited")
+    assert push_now(exported, MODEL, overwrite=True) == ["README.md"]
+    with pytest.raises(
+        DataError, match=r"': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go"
+    ):
+        push_now(shards, MODEL)
 
 
 def test_the_program_says_where_to_look(hub, shards):

@@ -226,14 +226,14 @@ def test_image_sides_must_fit_the_patches():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip": "x"}, "name 'tiny' is built in: clip, vision and text need name 'pretrained'"),
+        ({"clip": "x"}, "name 'tiny' is built in: clip, vision, text and open_clip need name 'pretrained'"),
         ({"name": "pretrained"}, "give either model.clip, or both model.vision and model.text"),
-        ({"name": "pretrained", "init_from": "x"}, "model.text; model.clip=x takes the towers from there, too"),
+        ({"name": "pretrained", "init_from": "x"}, "model.open_clip; model.clip=x takes the towers from there, too"),
         ({"name": "pretrained", "clip": "x", "text": "y"}, "give either model.clip, or both"),
         ({"name": "pretrained", "vision": "x"}, "give either model.clip, or both"),
         (
             {"name": "pretrained", "clip": "x", "embed_dim": 8},
-            "embed_dim: the model in model.clip brings",
+            "embed_dim: the model in model.clip or model.open_clip brings",
         ),
         (
             {"name": "pretrained", "clip": "x", "dropout": 0.1},

@@ -19,7 +19,7 @@ from mmdata.errors import ConfigError
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train.models.clip_sizes import CLIP_SIZES
 from mmdata.trained import TrainedRun
-from mmdata.trained.export import export_to_transformers
+from mmdata.trained.export import export_to_open_clip, export_to_transformers
 from tests.trained.conftest import MakeRun
 from tests.trained.test_load_run import PATCHES
 
@@ -158,6 +158,10 @@ def test_export_refuses_a_tokenizer_whose_end_clip_would_not_look_for(make_run: 
         r"whose number is not 2; use the run with mmdata.load_run, or train a new one with a tokenizer that `mmdata ",
     ):
         export_to_transformers(run, tmp_path / "out")
+    with pytest.raises(
+        ConfigError, match=r"and open_clip's CLIP reads a text at one end token; use the run with mmdata"
+    ):
+        export_to_open_clip(run, tmp_path / "out")
 
 
 def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeRun, photos: Path, tmp_path: Path):

@@ -1,8 +1,9 @@
-"""mmdata push: share a folder of shards, on the Hugging Face hub or in a bucket of S3.
+"""mmdata push: share a folder of shards, on the Hugging Face hub or in a bucket of S3, or an exported model.
 
     mmdata push shards/photos hf://datasets/ME/photos --private --license cc-by-4.0
     mmdata push shards/photos s3://bucket/photos
     mmdata push shards/photos s3://bucket/photos --dry-run        # what would be sent
+    mmdata push exports/photos hf://ME/photos --private --license apache-2.0    # of `mmdata export`
 
 Shards are hashed while they are read, and the manifest goes last: readers see all of it or nothing. After an error or
 kill -9 the same command sends the rest. README.md (a dataset card) and croissant.json are made from the manifest.
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="OUT", help="folder with a manifest, or with sub-folders (train, val) with one"
+        "folder", metavar="OUT", help="folder with a manifest, or with sub-folders (train, val) with one, or a model"
     )
-    parser.add_argument("url", metavar="URL", help="hf://datasets/OWNER/NAME[@BRANCH], or s3://BUCKET/PREFIX")
+    parser.add_argument(
+        "url", metavar="URL", help="hf://datasets/OWNER/NAME[@BRANCH], s3://BUCKET/PREFIX; a model: hf://OWNER/NAME"
+    )
     parser.add_argument("--license", metavar="ID", help="identifier for the card, such as cc-by-4.0; default: unknown")
     parser.add_argument("--card", type=Path, metavar="FILE", help="a README.md of your own, in place of the one made")
-    parser.add_argument("--private", action="store_true", help="a dataset that is made on the hub is private")
+    parser.add_argument("--private", action="store_true", help="what is made on the hub is private")
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace other shards that are there, and remove what is left of them"
+        "--overwrite", action="store_true", help="replace other files that are there; of shards, remove what is left"
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     parser.add_argument(

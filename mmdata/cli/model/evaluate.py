@@ -3,6 +3,7 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
+    mmdata evaluate runs/finetuned --interpolate-with clip-vit-b-32    # scores of weights between the two, too
     mmdata evaluate runs/scenes/checkpoints/step-0000001000 --shards shards/other --classes classes.json
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
@@ -27,6 +28,9 @@ from mmdata.files import write_whole
 COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 """Scores of a compositional test, and the share that chance gets right."""
 
+INTERPOLATED = ("image_to_text_r1", "text_to_image_r1", "zero_shot_top1")
+"""Scores of interpolated weights in the table; the file has all."""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint")
@@ -38,6 +42,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--no-ema", action="store_true", help="the trained weights, in place of the averaged ones")
+    parser.add_argument(
+        "--interpolate-with",
+        type=Path,
+        metavar="FOLDER",
+        help="the model it was fine-tuned from: scores in between, too",
+    )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
@@ -53,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.run.report import EVALUATION
     from mmdata.trained import load_run
     from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
+    from mmdata.trained.interpolate import ALPHAS, interpolated
     from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
@@ -64,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
     val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    if not val and options.interpolate_with is not None:
+        raise ConfigError("--interpolate-with needs images and captions: the run has no data.val; give --shards")
     if val and classes is None:
         classes = named_classes(trained, val)
     if not val and classes is not None:
@@ -78,6 +91,10 @@ def run(options: argparse.Namespace) -> int:
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
         scores |= evaluate_shards(trained, val, classes, out=out)
+        if options.interpolate_with is not None:
+            between = (interpolated(trained, options.interpolate_with, alpha) for alpha in ALPHAS)
+            entries = [{"alpha": each.alpha, **evaluate_shards(each, val, classes)} for each in between]
+            scores["interpolation"] = [*entries, {"alpha": 1.0, **scores}]
     if collectives.rank() > 0:
         return 0
     if options.pairs is not None:
@@ -107,6 +124,12 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         prompts = ", ".join(f'"{template}"' for template in scores["templates"])
         table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
+        console.print(table)
+    if "interpolation" in scores:
+        names = [name for name in INTERPOLATED if name in scores]
+        table = Table("alpha", *(name.replace("_", " ") for name in names), title="interpolated weights")
+        for entry in scores["interpolation"]:
+            table.add_row(f"{entry['alpha']:g}", *(percent(entry[name]) for name in names))
         console.print(table)
     if "compositional" in scores:
         scored = {name for values in scores["compositional"].values() for name in values}

@@ -132,6 +132,11 @@ class DualEncoder(nn.Module):
                 f"the text tower's vocabulary has {towers.vocab_size} entries, the tokenizer {vocab_size}: use the "
                 "tokenizer that belongs to the model"
             )
+        if towers.has_clips_tokenizer and vocab_size not in (None, towers.vocab_size):
+            raise ConfigError(
+                f"model.open_clip '{config.open_clip}': its vocabulary of {towers.vocab_size} entries is that of "
+                f"CLIP's tokenizer, and the tokenizer has {vocab_size}: set data.tokenizer=clip"
+            )
         dim = config.embed_dim or towers.embed_dim
         model = cls(
             towers.image,

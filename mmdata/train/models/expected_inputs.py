@@ -99,6 +99,14 @@ def inputs_of(model: Any, processor: Any = None) -> ExpectedInputs:
 def with_inputs_of_model(config: Config) -> Config:
     """The settings with image size and `max_length` of the folders that the section `model` names; see `fitted`."""
     model = config.model
+    if model.open_clip is not None:
+        # Imported here: it imports this module.
+        from mmdata.train.models.open_clip import read_open_clip
+
+        clip = read_open_clip(model.open_clip, quick_gelu=model.quick_gelu).config
+        size, length = clip["vision_config"]["image_size"], clip["text_config"]["max_position_embeddings"]
+        data = fitted(config.data, image_size=size, max_length=length, origin="model.open_clip")
+        return config.model_copy(update={"data": data})
     image, text = (_expected_of_folder(model.clip or source) for source in (model.vision, model.text))
     if image is None and text is None:
         return config

@@ -1,4 +1,4 @@
-"""Towers of the transformers library: CLIP, SigLIP, SigLIP 2, or any vision and text AutoModel.
+"""Towers of the transformers library: CLIP, SigLIP, SigLIP 2, or any vision and text AutoModel; open_clip's as a CLIP.
 
 Weights come from a local folder or a Hugging Face name, as safetensors only; a config alone gives random weights. No
 code from a repository is run.
@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train.models.expected_inputs import IMAGENET_STATS, PixelStats, expected_inputs, of_one_rank
+from mmdata.train.models.open_clip import read_open_clip
 from mmdata.train.models.towers import Towers
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
@@ -39,13 +40,15 @@ CLIP_TYPES = ("clip", "siglip", "siglip2")
 
 
 def load(config: ModelConfig) -> Towers:
-    """The towers that settings name: both of `clip`, which end in one space, or `vision` and `text`, which do not.
+    """The towers that settings name: both of `clip` or `open_clip`, which end in one space, or `vision` and `text`.
 
     Of a CLIP or SigLIP in `vision` or `text`, its tower of that kind is taken.
 
     Raises:
         ConfigError: nothing to load there, a model of another type, or one whose width cannot be told.
     """
+    if config.open_clip is not None:
+        return _of_open_clip(config, config.open_clip)
     keys = ("model.clip", "model.clip") if config.clip is not None else ("model.vision", "model.text")
     vision, text = config.clip or config.vision, config.clip or config.text
     assert vision is not None, "checked before"
@@ -64,6 +67,26 @@ def load(config: ModelConfig) -> Towers:
         vocab_size=int(getattr(text_model.config, "text_config", text_model.config).vocab_size),
         logit_scale=scale,
         logit_bias=bias,
+    )
+
+
+def _of_open_clip(config: ModelConfig, source: str) -> Towers:
+    key = "model.open_clip"
+    found = read_open_clip(source, quick_gelu=config.quick_gelu)
+    model = _load(found.config, key=key, gradient_checkpointing=config.gradient_checkpointing)
+    model.load_state_dict(found.weights())
+    heads = [found.config[part]["num_attention_heads"] for part in ("vision_config", "text_config")]
+    kind = found.config["text_config"]["hidden_act"]
+    logger.info("model.open_clip '%s': %d heads for images and %d for texts, activation %s", source, *heads, kind)
+    return Towers(
+        *_image_tower(model, key),
+        *_text_tower(model, key),
+        embed_dim=None,
+        pixel_stats=found.pixel_stats,
+        vocab_size=model.config.text_config.vocab_size,
+        logit_scale=math.exp(model.logit_scale.item()),
+        logit_bias=found.logit_bias,
+        has_clips_tokenizer=not found.has_own_tokenizer,
     )
 
 

@@ -53,6 +53,7 @@ class Towers(NamedTuple):
         vocab_size: entries of the text tower's vocabulary.
         logit_scale: learned multiplier, where the model has one.
         logit_bias: learned bias, where the model has one.
+        has_clips_tokenizer: the vocabulary is that of CLIP's tokenizer.
     """
 
     image: nn.Module
@@ -64,6 +65,7 @@ class Towers(NamedTuple):
     vocab_size: int
     logit_scale: float | None = None
     logit_bias: float | None = None
+    has_clips_tokenizer: bool = False
 
 
 PRESETS = {
