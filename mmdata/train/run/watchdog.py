@@ -26,7 +26,7 @@ from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 LONG_S = collectives.LONG.total_seconds()
@@ -48,7 +48,8 @@ def _leave_pipe() -> None:
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_leave_pipe)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_pipe)
 
 
 class Watchdog:
