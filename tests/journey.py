@@ -32,14 +32,12 @@ def hide(names: list[str]) -> None:
             sys.modules[name] = None  # type: ignore[assignment]
 
 
-def be_windows() -> None:
-    """Locks of a byte, and its rules: no folder is opened, nothing open is renamed or removed or takes a new name."""
+def locks_of_bytes() -> Any:
+    """In place of Python's module msvcrt. Windows' locks belong to a handle; Linux has such locks of bytes, too."""
     import fcntl
-    import select
     import struct
 
     def locking(descriptor: int, action: int, count: int) -> None:
-        """Windows' locks belong to a handle; Linux has such locks of bytes, too."""
         start = os.lseek(descriptor, 0, os.SEEK_CUR)
         kind = fcntl.F_UNLCK if action == 0 else fcntl.F_WRLCK
         try:
@@ -47,7 +45,15 @@ def be_windows() -> None:
         except OSError as error:
             raise PermissionError(errno.EACCES, "Permission denied") from error
 
-    sys.modules["msvcrt"] = SimpleNamespace(locking=locking, LK_UNLCK=0, LK_NBLCK=2)  # type: ignore[assignment]
+    return SimpleNamespace(locking=locking, LK_UNLCK=0, LK_NBLCK=2)
+
+
+def be_windows() -> None:
+    """Locks of bytes, and its rules: no folder is opened, nothing open is renamed or removed or takes a new name."""
+    import fcntl
+    import select
+
+    sys.modules["msvcrt"] = locks_of_bytes()
     true = {name: getattr(os, name) for name in ("open", "fsync", "rename", "replace", "unlink", "symlink")}
 
     def is_open(path: Any) -> bool:
@@ -79,7 +85,7 @@ def be_windows() -> None:
         replace(source, target, **named)
 
     def replace(source: Any, target: Any, **named: Any) -> None:
-        if is_open(source) or os.path.lexists(target) and (os.path.isdir(target) or is_open(target)):
+        if is_open(source) or (os.path.lexists(target) and (os.path.isdir(target) or is_open(target))):
             refuse(source)
         true["replace"](source, target, **named)
 
@@ -150,7 +156,7 @@ def digests(config: dict[str, Any]) -> list[str]:
 def main() -> None:
     folder, hidden = Path(sys.argv[1]), json.loads(sys.argv[2])
     table = make_corpus(folder / "raw")
-    import torch.distributed.checkpoint  # noqa: F401  # other libraries find what they need before it is hidden
+    import torch.distributed.checkpoint  # other libraries find what they need before it is hidden
     import transformers  # noqa: F401
 
     hide(hidden)
@@ -167,8 +173,14 @@ def main() -> None:
         (tars / tar.name).write_bytes(tar.read_bytes())
     run("index", tars, "--tokenizer", converted / "tokenizer")
     data = {
-        **{"shards": str(tars), "tokenizer": str(converted / "tokenizer"), "global_batch_size": 5, "seed": 3},
-        **{"image_buckets": [[32, 32]], "text_buckets": 1, "max_length": 40, "crop_scale": [0.5, 1.0]},
+        "shards": str(tars),
+        "tokenizer": str(converted / "tokenizer"),
+        "global_batch_size": 5,
+        "seed": 3,
+        "image_buckets": [[32, 32]],
+        "text_buckets": 1,
+        "max_length": 40,
+        "crop_scale": [0.5, 1.0],
         "loading": {"num_workers": 2},
     }
     found: dict[str, Any] = {"batches": digests(data)}

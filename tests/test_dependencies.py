@@ -8,8 +8,16 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
-from tests.test_layers import BLOCK, PACKAGE, ROOT, run_python
+import pytest
+
+from mmdata import cli
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.units.engines import threads
+from mmdata.errors import ConfigError
+from mmdata.storage.urls import FileSystem
+from tests.test_layers import PACKAGE, ROOT, run_python
 
 EXTRA_FILES = {
     "mmdata.convert.fetch": {"convert"},
@@ -18,7 +26,7 @@ EXTRA_FILES = {
     "mmdata.inspect.report": {"report"},
     "mmdata.integrations": {"huggingface", "lightning", "grain"},
 }
-"""Modules, and folders of them, that need an extra to be imported; all others import libraries of extras in functions."""
+"""Modules, and folders of them, that need an extra to be imported; all others import its libraries in functions."""
 
 IMPORTED_BY_OTHERS = {"botocore", "gcsfs", "s3fs", "onnxscript", "pillow-heif", "tensorboard"}
 """By fsspec, torch.onnx and torch.utils.tensorboard; and a plugin whose name `mmdata.images.pillow` has in a table."""
@@ -130,16 +138,43 @@ def blocked() -> list[str]:
 
 
 def test_dependencies_all_else_imports_without_the_extras():
-    files = [path for path in sorted(PACKAGE.rglob("*.py")) if "_shipped" not in path.parts]
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in ("__main__", "kernels")]  # Triton
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
-    modules = [name for name in modules if name != "mmdata.train.losses.kernels"]  # needs Triton
-    code = BLOCK.format(blocked=blocked()) + (
-        "import importlib\nfailed = []\n"
-        f"for name in {modules}:\n"
-        "    try: importlib.import_module(name)\n"
-        "    except ImportError as error: failed.append(name)\n"
-        "print(failed)\n"
-    )
+    code = f"""
+    import importlib, sys
+    sys.modules.update(dict.fromkeys({blocked()}))
+    failed = []
+    for name in {modules}:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            failed.append(name)
+    print(failed)
+    """
     done = run_python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert [name for name in ast.literal_eval(done.stdout) if not extras_of(name)] == []
+
+
+def test_images_behind_urls_need_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "protego", None)
+    for name in ("fetcher", "hosts", "opt_outs", "request"):
+        monkeypatch.delitem(sys.modules, f"mmdata.convert.fetch.{name}", raising=False)
+    (tmp_path / "table.csv").write_text("url,caption\nhttps://a.example/b.jpg,one\n")
+    with pytest.raises(
+        ImportError, match=r"^convert fetches images behind URLs with .*pip install 'mmdata\[convert\]'$"
+    ):
+        convert(tmp_path / "table.csv", tmp_path / "shards", ConvertConfig(contact="me@lab.example"), engine=threads(1))
+
+
+def test_urls_need_an_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ConfigError, match=r"^'https://a\.example/b': .*`pip install 'mmdata\[remote\]'` brings http"):
+        FileSystem("https://a.example/b")
+
+
+def test_the_report_needs_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "mmdata.inspect.report", raising=False)
+    assert cli.main(["report", str(tmp_path)]) == 2  # before the folder is looked at: it has no shards
+    assert capsys.readouterr().err == "error: the report needs Jinja and MarkupSafe: pip install 'mmdata[report]'\n"
