@@ -6,17 +6,19 @@ import os
 import sys
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.source import num_processes_of
-from mmdata.plan.buckets import BucketPolicy
 from mmdata.processes import WORTH_BYTES, workers_for
 from mmdata.storage.cache import Remote, ShardCache
 from mmdata.system import lock_file, unlock_file
 from tests.journey import locks_of_bytes
+
+NO_POLICY: Any = None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="locks of Linux stand for those of Windows")
@@ -41,9 +43,9 @@ def test_processes_need_linux_or_macos(monkeypatch: pytest.MonkeyPatch):
     data = {"shards": "s", "global_batch_size": 8, "image_size": 32}
     asked = DataConfig(**data, loading={"num_workers": 4, "num_processes": 2})
     with pytest.raises(ConfigError, match=r"^data\.loading\.num_processes is 2, and worker .*; set it to 0: threads"):
-        num_processes_of(asked, BucketPolicy())
+        num_processes_of(asked, NO_POLICY)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert num_processes_of(DataConfig(**data), BucketPolicy()) == 0
+    assert num_processes_of(DataConfig(**data), NO_POLICY) == 0
 
 
 def test_cache_needs_a_system_that_renames_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -98,6 +98,8 @@ def gpu() -> Check:
         if Path("/dev/nvidiactl").exists():
             remedy = "compare the driver's CUDA release in `nvidia-smi` with torch's" if built else TORCH_PAIR
             return Check("GPU", "fail", f"a driver is there, but torch (CUDA {built}) cannot use it", remedy)
+        if torch.backends.mps.is_available():
+            return Check("GPU", "ok", "Apple's (mps): for one process; ranks of torchrun run on the CPU, over gloo")
         return Check("GPU", "ok", "none: training runs on the CPU, over gloo")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names)))

@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-similarity", type=float, help="rows with a larger cosine stand in no group together; default: any may"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
 
 
 def run(options: argparse.Namespace) -> int:
