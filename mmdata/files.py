@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from mmdata.errors import DataError
 from mmdata.processes import held
-from mmdata.system import BINARY, IS_POSIX, lock_file, read_at, write_at
+from mmdata.system import BINARY, IS_POSIX, lock_file
 
 LOCK_NAME = ".mmdata.lock"
 OLD_NAME = ".old"
@@ -160,11 +160,11 @@ def lock(
         try:
             lock_file(descriptor, shared=shared, wait=wait)
         except BlockingIOError:
-            raise HeldElsewhere(folder, read_at(descriptor, 200, 0).decode(errors="replace").strip()) from None
+            raise HeldElsewhere(folder, os.read(descriptor, 200).decode(errors="replace").strip()) from None
         if signed:
             with suppress(OSError):  # a full disk: the lock holds, and only the name is missing
                 os.ftruncate(descriptor, 0)
-                write_at(descriptor, f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode(), 0)
+                os.write(descriptor, f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode())
         yield
     finally:
         if descriptor in held:  # not in a forked child, which has closed it

@@ -26,7 +26,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 from weakref import ref
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.system import IS_POSIX, at_fork
+from mmdata.system import IS_POSIX
 
 WORTH_BYTES = 2**28
 """Bytes of tars from which on several processes are faster than one: each takes half a second to start."""
@@ -390,4 +390,5 @@ def _free_in_child() -> None:
     held.clear()
 
 
-at_fork(after_in_child=_free_in_child)
+if IS_POSIX:
+    os.register_at_fork(after_in_child=_free_in_child)

@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.processes import held
-from mmdata.system import IS_POSIX, lock_file, read_at, unlock_file, write_at
+from mmdata.system import IS_POSIX, lock_file
 
 if TYPE_CHECKING:
     from mmdata.config import LoadingConfig
@@ -330,13 +330,15 @@ def _try_lock(descriptor: int) -> bool:
 
 def _unlock(descriptor: int) -> None:
     """Release a lock. To close the file would not do, as a forked child may have it open too."""
+    import fcntl
+
     held.discard(descriptor)
     with suppress(OSError):  # the file system has no locks, which was raised before
-        unlock_file(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _read_total(lock: int) -> int | None:
-    text = read_at(lock, 32, 0)
+    text = os.pread(lock, 32, 0)
     return int(text) if text.isdigit() else None
 
 
@@ -347,4 +349,4 @@ def _write_total(lock: int, total: int | None) -> None:
     """
     os.ftruncate(lock, 0)
     if total is not None:
-        write_at(lock, b"%d" % total, 0)
+        os.pwrite(lock, b"%d" % total, 0)
