@@ -236,7 +236,7 @@ class Staged:
         """Paths of what is published, but for the last one."""
         inner = Path(self._last).parent
         names = [name for name in os.listdir(self.new) if not name.startswith(".") and name != str(inner)]
-        names += [str(inner / name) for name in os.listdir(self.new / inner)]
+        names += [(inner / name).as_posix() for name in os.listdir(self.new / inner)]
         return [name for name in names if name != self._last]
 
 

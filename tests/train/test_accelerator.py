@@ -11,7 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 from mmdata.batch import to_device
 from mmdata.errors import ConfigError
-from mmdata.train.accelerator import best_device, where_float64_is, widest
+from mmdata.train.accelerator import (
+    best_device,
+    generator_states,
+    set_generator_states,
+    where_float64_is,
+    widest,
+)
 from mmdata.train.losses.global_batch import GlobalBatch
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue
@@ -20,6 +26,7 @@ from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.precision import choose_precision
 from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
+from mmdata.train.run.checkpoint import rng_state, set_rng_state
 
 MPS = torch.device("mps")
 
@@ -59,6 +66,16 @@ def test_mps_has_no_float64():
     assert (widest(MPS), widest(torch.device("cpu"))) == (torch.float32, torch.float64)
     tensor = torch.ones(2)
     assert where_float64_is(tensor) is tensor
+
+
+def test_generator_of_mps_is_kept_and_restored(monkeypatch: pytest.MonkeyPatch):
+    restored: list[Any] = []
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.get_rng_state", lambda: torch.tensor([7]))
+    monkeypatch.setattr("torch.mps.set_rng_state", restored.append)
+    set_generator_states(generator_states())
+    set_rng_state(rng_state(MPS), MPS)
+    assert restored == [torch.tensor([7])] * 2
 
 
 def test_what_is_measured_on_the_device_is_no_float64(monkeypatch: pytest.MonkeyPatch):
