@@ -41,8 +41,9 @@ def main() -> None:
     names = mmdata.Index.open(given.shards).class_names
     if not names or names != mmdata.Index.open(given.val_shards).class_names:  # labels are numbers, each folder's own
         parser.error("both folders of shards need labels, of the same classes")
+    last = get_last_checkpoint(str(given.out)) if given.out.is_dir() else None
     model = AutoModelForImageClassification.from_pretrained(
-        given.model,
+        last or given.model,  # the Trainer itself leaves out weights with another name in files (transformers #43701)
         id2label=dict(enumerate(names)),
         label2id={name: label for label, name in enumerate(names)},
         ignore_mismatched_sizes=True,  # the head of other classes is made anew
@@ -67,7 +68,7 @@ def main() -> None:
     )
     processor = AutoImageProcessor.from_pretrained(given.model)  # its mean and deviation are those of the batches
     trainer = LoaderTrainer(data, model=model, args=arguments, processing_class=processor, compute_metrics=accuracy)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)) if given.out.is_dir() else None)
+    trainer.train(resume_from_checkpoint=last)
     trainer.save_model(str(given.out / "model"))
 
 

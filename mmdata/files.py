@@ -285,9 +285,7 @@ def link_inside(link: Path, target: str) -> None:
     """Make a link to a folder below that of the link; a copy where links are not allowed, as on Windows."""
     try:
         link.symlink_to(target)
-    except FileExistsError:
-        raise
-    except OSError:
+    except OSError:  # raised again if something has its place
         shutil.copytree(link.parent / target, link)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import (
     AutoTokenizer,
     CLIPImageProcessor,
@@ -30,6 +32,7 @@ from transformers import (
     ViTModel,
     pipeline,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 from mmdata import cli
 from mmdata.text.tokenizer import train_tokenizer
@@ -93,6 +96,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ViT of 1,000 other classes, and an image processor that is not the usual one."""
     folder = tmp_path_factory.mktemp("vit")
+    torch.manual_seed(0)
     ViTForImageClassification(ViTConfig(**SMALL, **IMAGE, num_labels=2)).save_pretrained(folder)
     processor = CLIPImageProcessor(
         size={"shortest_edge": 32}, crop_size=32, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
@@ -124,6 +128,18 @@ def test_classifier_knows_the_names_and_keeps_its_image_processor(
     judge = pipeline("image-classification", str(tmp_path / "out" / "model"), device="cpu")
     found = [judge(paint(colour, 99))[0]["label"] for colour in COLOURS]
     assert found == list(COLOURS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_goes_on_with_all_weights(example: Run, classes: Path, classifier: Path, tmp_path: Path):
+    pytest.importorskip("accelerate")
+    found, sizes = [], ["--batch-size", 4, "--epochs", 2]
+    for _ in range(2):
+        example("classify_huggingface", classes / "train", classes / "val", classifier, *sizes, "--out", "out")
+        found.append(load_file(tmp_path / "out" / "model" / "model.safetensors"))
+        shutil.rmtree(get_last_checkpoint(tmp_path / "out"))  # as if it had been killed in the second epoch
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.filterwarnings("ignore")
