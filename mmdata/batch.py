@@ -169,7 +169,7 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
     if len(rows) == len(batch["valid"]):
         return inputs
     if len(rows):
-        return {n: value.index_select(0, rows.to(value.device, non_blocking=True)) for n, value in inputs.items()}
+        return {n: value.index_select(0, _copied(rows, value.device)) for n, value in inputs.items()}
     # What the first row would have been trained with, had it been usable, must not be trained on without its image.
     empty = {name: value[:1].clone() for name, value in inputs.items()}
     if "labels" in empty:
@@ -207,13 +207,18 @@ def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return ((by_channel - mean) / std).flatten(2)
 
 
+def _copied(value: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device. Apple's GPU (mps) reads the host's memory late, when it may be of another batch."""
+    return value.to(device, non_blocking=torch.device(device).type != "mps")
+
+
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned.
 
     `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device. Of `valid`
     the host keeps a copy, for `valid_inputs`.
     """
-    moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
+    moved = {k: _copied(v, device) if to_move(v, k) else v for k, v in batch.items()}
     valid = _valid_on_host(batch)
     if valid is None and torch.device(device).type != "cpu" and "valid" in batch:
         valid = batch["valid"].clone() if batch["valid"].device.type == "cpu" else None  # its own memory may be lent

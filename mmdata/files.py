@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from mmdata.errors import DataError
 from mmdata.processes import held
+from mmdata.system import BINARY, IS_POSIX, lock_file
 
 LOCK_NAME = ".mmdata.lock"
 OLD_NAME = ".old"
@@ -111,7 +111,9 @@ def _what_lacks(entry: Any, needs: Mapping[str, type]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in `folder` to disk: without this a power cut may undo a rename."""
+    """Sync the names in `folder` to disk: without this a power cut may undo a rename. Windows does so by itself."""
+    if not IS_POSIX:
+        return
     with naming(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -145,24 +147,24 @@ def lock(
         folder: that is written.
         signed: the lock's file says which process holds it. Else it is empty, as a folder that is the same bytes on
             every machine needs it.
-        shared: whether others may hold it too, if all of them say so.
+        shared: whether others may hold it too, if all of them say so; on Windows they may not.
         wait: whether to wait while another process holds it.
 
     Raises:
         HeldElsewhere: another process, or another writer in this process, holds the folder.
         OSError: the folder cannot be written, or its file system has no locks.
     """
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
     held.add(descriptor)
     try:
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            lock_file(descriptor, shared=shared, wait=wait)
         except BlockingIOError:
-            raise HeldElsewhere(folder, os.pread(descriptor, 200, 0).decode(errors="replace").strip()) from None
+            raise HeldElsewhere(folder, os.read(descriptor, 200).decode(errors="replace").strip()) from None
         if signed:
             with suppress(OSError):  # a full disk: the lock holds, and only the name is missing
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode(), 0)
+                os.write(descriptor, f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode())
         yield
     finally:
         if descriptor in held:  # not in a forked child, which has closed it
@@ -202,7 +204,7 @@ class Staged:
         published, kept = self.folder / self._last, self.old / self._last
         if published.is_file():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(published, kept)  # not removed yet: after a kill it still says what to remove
+            os.replace(published, kept)  # not removed yet: after a kill it still says what to remove
             sync_folder(kept.parent)
             sync_folder(published.parent)
         if kept.is_file():
@@ -224,17 +226,17 @@ class Staged:
             source, target = self.new / name, self.folder / name
             if target.is_dir() and source.is_dir() and not source.is_symlink():
                 shutil.rmtree(target)
-            os.rename(source, target)
+            os.replace(source, target)
         sync_folder(inner)
         sync_folder(self.folder)
-        os.rename(self.new / self._last, self.folder / self._last)
+        os.replace(self.new / self._last, self.folder / self._last)
         sync_folder(inner)
 
     def _made(self) -> Iterable[str]:
         """Paths of what is published, but for the last one."""
         inner = Path(self._last).parent
         names = [name for name in os.listdir(self.new) if not name.startswith(".") and name != str(inner)]
-        names += [str(inner / name) for name in os.listdir(self.new / inner)]
+        names += [(inner / name).as_posix() for name in os.listdir(self.new / inner)]
         return [name for name in names if name != self._last]
 
 
@@ -252,6 +254,8 @@ def whole_folder(folder: Path) -> Generator[Path, None, None]:
         yield aside
         if aside.exists():
             sync_tree(aside)
+            if folder.is_dir() and not IS_POSIX:  # there no folder takes the place of another one
+                folder.rmdir()
             os.rename(aside, folder)
             sync_folder(folder.parent)
     finally:
@@ -264,7 +268,7 @@ def sync_tree(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
         else:
-            with naming(path), path.open("rb") as file:
+            with naming(path), path.open("rb" if IS_POSIX else "r+b") as file:
                 os.fsync(file.fileno())
     sync_folder(folder)
 
@@ -275,6 +279,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def link_inside(link: Path, target: str) -> None:
+    """Make a link to a folder below that of the link; a copy where links are not allowed, as on Windows."""
+    try:
+        link.symlink_to(target)
+    except OSError:  # raised again if something has its place
+        shutil.copytree(link.parent / target, link)
 
 
 def shipped(*parts: str) -> Path:

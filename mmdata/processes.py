@@ -26,6 +26,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 from weakref import ref
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.system import IS_POSIX
 
 WORTH_BYTES = 2**28
 """Bytes of tars from which on several processes are faster than one: each takes half a second to start."""
@@ -109,10 +110,13 @@ class ItemEvent(NamedTuple):
 
 
 def workers_for(num_bytes: int, num_workers: int | None) -> int:
-    """Processes that read so many bytes of tars: those asked for, or one for each core if there is enough to read."""
+    """Processes that read so many bytes of tars: those asked for, or one for each core if there is enough to read.
+
+    On Windows it is one: there no process inherits a pipe.
+    """
     if num_workers is not None and num_workers < 1:
         raise ConfigError(f"num_workers (--workers) {num_workers}: must be at least 1")
-    return num_workers or (usable_cores() if num_bytes >= WORTH_BYTES else 1)
+    return (num_workers or (usable_cores() if num_bytes >= WORTH_BYTES else 1)) if IS_POSIX else 1
 
 
 def map_in_processes(
@@ -386,4 +390,5 @@ def _free_in_child() -> None:
     held.clear()
 
 
-os.register_at_fork(after_in_child=_free_in_child)
+if IS_POSIX:
+    os.register_at_fork(after_in_child=_free_in_child)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, nearest
+from mmdata.system import BINARY
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""
@@ -71,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], what: str = "file", *, flags: int
     """A descriptor of a regular file, which the caller closes; see `check_regular`. `flags` are those of `os.open`."""
     check_regular(path, what)
     # The file may have been replaced since the check: NONBLOCK does not wait in a FIFO, and the check is repeated.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY | flags)
     try:
         _check_mode(os.fstat(descriptor).st_mode, path, what)
     except DataError:
@@ -187,7 +188,7 @@ def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
 def _open(real: str, path: str) -> BinaryIO:
     """The file at a real path; NOFOLLOW: a link may have taken its place since it was found."""
     try:
-        return open(open_regular(real, flags=os.O_NOFOLLOW), "rb")
+        return open(open_regular(real, flags=getattr(os, "O_NOFOLLOW", 0)), "rb")
     except DataError as error:
         raise BadSample(Reason.NOT_A_FILE, f"'{path}' is no regular file, and was not opened") from error
     except OSError as error:

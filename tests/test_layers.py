@@ -22,7 +22,7 @@ PACKAGE = ROOT / "mmdata"
 
 GROUND = [
     *("batch", "errors", "files", "hashing", "launcher", "picture", "processes"),
-    *("progress", "recognize", "safe_read", "seeding", "version"),
+    *("progress", "recognize", "safe_read", "seeding", "system", "version"),
 ]
 TOP = [*GROUND, "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]

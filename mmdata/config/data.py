@@ -62,7 +62,7 @@ class LoadingConfig(Settings):
     """Number of worker processes that share the `num_workers` threads, so that the loop never waits for Python's lock
     (the GIL); each takes the memory of one more interpreter. More of them help above 4,000 rows a second, or if a
     transform of your own is slow Python code. 0: the threads are those of the training process. auto: one for each 4
-    threads if there is a GPU, at most 8; otherwise 0."""
+    threads if there is a GPU of CUDA, at most 8; otherwise, and always on Windows, 0."""
     prefetch_batches: Positive = 2
     """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
     unequally long, and takes the memory of so many batches."""

@@ -30,7 +30,7 @@ from mmdata.convert.units.records import read_records, texts_of
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.units.unit import NOT_QUARANTINED, Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
-from mmdata.files import sync_tree
+from mmdata.files import link_inside, sync_tree
 from mmdata.index.encode import Labels
 from mmdata.processes import usable_cores
 from mmdata.progress import Track
@@ -185,7 +185,7 @@ class Conversion:
             if inner != first:
                 shutil.copytree(first, inner)
             sync_tree(inner)
-            (folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
+            link_inside(folder / TOKENIZER_NAME, INNER + TOKENIZER_NAME)
         return Tokenizer.load(first, max_length=TEXT_LENGTH)
 
     def _training_captions(self) -> Iterator[str]:

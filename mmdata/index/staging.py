@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mmdata.errors import DamagedShard, DataError, Reason
-from mmdata.files import Staged, remove
+from mmdata.files import Staged, link_inside, remove
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import columns_of
 from mmdata.index.manifest import INDEX_FILE, Manifest
@@ -124,7 +124,7 @@ class IndexStaging:
         """Publish the finished index, with a link to its tokenizer unless something has its place; see `Staged`."""
         link, places = self.new / TOKENIZER_NAME, (self.new / TOKENIZER_NAME, self.folder / TOKENIZER_NAME)
         if (self.new / INNER / TOKENIZER_NAME).is_dir() and not any(map(os.path.lexists, places)):
-            link.symlink_to(INNER + TOKENIZER_NAME)
+            link_inside(link, INNER + TOKENIZER_NAME)
         self._staged.publish()
         remove(self._path)
         return Manifest.read(self.folder)

@@ -15,6 +15,7 @@ from mmdata.errors import BadSample, DataError, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
+from mmdata.system import read_at, read_into
 from mmdata.tars.captions import captions_of
 from mmdata.tars.scan import IndexedMember
 
@@ -173,7 +174,7 @@ class OpenShard:
                 os.utime(self._descriptor)  # the cache removes the least recently used files first
         # Not a mapping: pread waits for the disk without the interpreter's lock, a page fault would hold it; and a file
         # cut short under a mapping ends the process with SIGBUS.
-        return os.pread(self._descriptor, size, offset)
+        return read_at(self._descriptor, size, offset)
 
     def is_removed(self) -> bool:
         """Whether the cache has removed the file, which keeps its room on the disk as long as it is open."""
@@ -234,7 +235,7 @@ def read_part(path: str | os.PathLike[str], what: str, offset: int, size: int) -
     try:
         room = np.empty(min(size, max(os.fstat(descriptor).st_size - offset, 0)), np.uint8).data
         filled = 0
-        while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], offset + filled)):
+        while filled < len(room) and (count := read_into(descriptor, room[filled:], offset + filled)):
             filled += count
     finally:
         os.close(descriptor)

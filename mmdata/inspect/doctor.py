@@ -11,7 +11,6 @@ import importlib.util
 import io
 import os
 import re
-import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +54,10 @@ def environment() -> str:
 
 
 def torch_pair() -> Check:
-    """Whether torch and torchvision are builds that fit: both import, and torchvision asks for this torch."""
+    """Whether torch imports, and torchvision, if it is there, asks for this torch and imports beside it."""
     name = "torch and torchvision"
+    if importlib.util.find_spec("torchvision") is None and importlib.util.find_spec("torch") is not None:
+        return Check(name, "ok", f"torch {_build_of('torch')}, no torchvision")
     found = f"torch {_build_of('torch')} beside torchvision {_build_of('torchvision')}"
     try:
         torch = importlib.import_module("torch")
@@ -97,6 +98,8 @@ def gpu() -> Check:
         if Path("/dev/nvidiactl").exists():
             remedy = "compare the driver's CUDA release in `nvidia-smi` with torch's" if built else TORCH_PAIR
             return Check("GPU", "fail", f"a driver is there, but torch (CUDA {built}) cannot use it", remedy)
+        if torch.backends.mps.is_available():
+            return Check("GPU", "ok", "Apple's (mps): for one process; ranks of torchrun run on the CPU, over gloo")
         return Check("GPU", "ok", "none: training runs on the CPU, over gloo")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names)))
@@ -108,6 +111,10 @@ def gpu() -> Check:
 
 def open_files() -> Check:
     """Hard limit of open files of this process; a loader raises the soft one."""
+    try:
+        import resource
+    except ImportError:
+        return Check("open files", "ok", "no limit on this system")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 1024:
         remedy = "as root `ulimit -n 65536`, for a container `--ulimit nofile=65536`: a loader keeps many shards open"

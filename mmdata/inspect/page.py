@@ -1,15 +1,16 @@
-"""Renders sections of plain data as one self-contained HTML file.
+"""What a page of the report shows, as plain data: report.html.j2 makes HTML of it, and escapes every text.
 
-The file loads nothing: styles and pictures are inside, it has no script, and its content security policy forbids more.
+The page loads nothing: styles and pictures are inside, it has no script, and its content security policy forbids more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+if TYPE_CHECKING:  # runs are compared without the libraries of the page
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -110,24 +111,6 @@ class ReportSection:
     cards: Sequence[Card] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[ReportTable] = ()
-
-
-def render(title: str, subtitle: str, facts: Sequence[Fact], sections: Sequence[ReportSection]) -> str:
-    """The page as HTML; every text from data is escaped.
-
-    Raises:
-        ImportError: jinja2 is not installed.
-    """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise ImportError("the report needs Jinja: pip install 'mmdata[report]'") from error
-    loader = PackageLoader("mmdata.inspect", "")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.get_template("report.html.j2")
-    return template.render(title=title, subtitle=subtitle, facts=facts, sections=sections)
 
 
 def flat(values: Mapping[str, Any], between: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from mmdata.loader.stats import NOTICEABLE
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 from mmdata.processes import most_workers, num_cores
+from mmdata.system import IS_POSIX
 
 SAMPLE_ROWS = 64
 """Largest number of images that are shrunk in a trial."""
@@ -100,7 +101,7 @@ def cores_in_words(found: Profile, num_workers: int) -> str:
     """Why workers wait for a core or the interpreter's lock; "" if they do not wait noticeably."""
     if found.stage_shares.get(CORE, 0.0) < NOTICEABLE:
         return ""
-    cores, load = num_cores(), os.getloadavg()[0]
+    cores, load = num_cores(), os.getloadavg()[0] if IS_POSIX else 0.0
     if load > cores + 0.5:
         remedy = "end what else runs, or lower data.loading.num_workers"
         return f"the load of this machine is {load:.1f} on {cores} cores: {remedy}"

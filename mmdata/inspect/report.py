@@ -10,6 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+except ImportError as error:  # raised before anything is computed
+    raise ImportError("the report needs Jinja and MarkupSafe: pip install 'mmdata[report]'") from error
+
 from mmdata.config import DataConfig
 from mmdata.config.corpus import SourceConfig, sources, val_in_words
 from mmdata.config.data import evaluation_data
@@ -18,7 +23,7 @@ from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.inspect import corpus
 from mmdata.inspect.gallery import samples
-from mmdata.inspect.page import Fact, ReportSection, render
+from mmdata.inspect.page import Fact, ReportSection
 from mmdata.inspect.runs import read_runs, table_of_runs
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan, num_rows
@@ -51,7 +56,6 @@ def write_report(
     Raises:
         DataError: no manifest, or a file of a run is damaged.
         ConfigError: no such tokenizer, a shard twice, a URL, or shards without images.
-        ImportError: jinja2 is not installed.
     """
     index = Index.open(shards)
     index.check_images()
@@ -77,7 +81,7 @@ def write_report(
     ]
     resolved = [folder.resolve() for folder in folders]
     named = [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {run}" for run in runs)]
-    page = render(" + ".join(map(_name, resolved)), ", ".join(named), _facts(index, data, plan, summary), sections)
+    page = _render(" + ".join(map(_name, resolved)), ", ".join(named), _facts(index, data, plan, summary), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page.encode("utf-8", "replace"))
 
@@ -119,3 +123,13 @@ def _validation_fact(index: Index, data: DataConfig) -> list[Fact]:
     else:
         note = f"{val_in_words(data)}; {total:,} + {count:,} = {total + count:,} rows"
     return [Fact(f"{count:,}", "validation rows", note)]
+
+
+def _render(title: str, subtitle: str, facts: Sequence[Fact], sections: Sequence[ReportSection]) -> str:
+    """The page as HTML; every text from data is escaped."""
+    loader = PackageLoader("mmdata.inspect", "")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.get_template("report.html.j2")
+    return template.render(title=title, subtitle=subtitle, facts=facts, sections=sections)

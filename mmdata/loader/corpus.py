@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +175,10 @@ def most_of_windows(data: DataConfig, of_window: int, num_shards: int) -> int:
 
 def _room(needed: int) -> int:
     """Files that this process can still open; raises its soft limit if that is below `needed`."""
+    try:
+        import resource
+    except ImportError:  # Windows sets a process no such limit
+        return needed
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
     open_now = _open_now()

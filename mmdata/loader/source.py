@@ -25,6 +25,7 @@ from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.processes import most_workers, worker_processes
+from mmdata.system import IS_POSIX
 
 logger = logging.getLogger("mmdata")
 
@@ -148,9 +149,14 @@ def num_processes_of(data: DataConfig, policy: BucketPolicy) -> int:
     waiting for the interpreter's lock (the GIL). Without a GPU it does not: a training step on a CPU is a few large
     operations, which release the lock.
     """
+    if data.loading.num_processes not in ("auto", 0) and not IS_POSIX:
+        raise ConfigError(
+            f"data.loading.num_processes is {data.loading.num_processes}, and worker processes need Linux or macOS; "
+            "set it to 0: threads make the same batches"
+        )
     if data.loading.num_processes != "auto":
         return data.loading.num_processes
-    if not has_gpu() or data.loading.num_workers == 0:
+    if not IS_POSIX or not has_gpu() or data.loading.num_workers == 0:
         return 0
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
     if cannot := not_importable(data, policy):

@@ -9,7 +9,6 @@ Others may remove any file at any time.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from typing_extensions import Self
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.processes import held
+from mmdata.system import IS_POSIX, lock_file
 
 if TYPE_CHECKING:
     from mmdata.config import LoadingConfig
@@ -165,6 +165,11 @@ class ShardCache:
                 f"'{remote.name}': {remote.bytes:,} bytes, and the cache '{self.folder}' holds {self.max_bytes:,}; "
                 f"set data.loading.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
             )
+        if not IS_POSIX:
+            raise ConfigError(
+                f"'{remote.name}': files behind URLs are cached on Linux and macOS, where an open file can be renamed; "
+                "fetch the folder, and give its path"
+            )
         if stop.is_set():
             raise Interrupted(remote.name)
         part = self.part(remote)
@@ -186,7 +191,7 @@ class ShardCache:
         lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         held.add(lock)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_file(lock, wait=True)
             yield lock
         finally:
             _unlock(lock)
@@ -316,7 +321,7 @@ def _remove_unless_alive(path: str) -> bool:
 def _try_lock(descriptor: int) -> bool:
     held.add(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor)
     except BlockingIOError:
         held.discard(descriptor)
         return False
@@ -325,6 +330,8 @@ def _try_lock(descriptor: int) -> bool:
 
 def _unlock(descriptor: int) -> None:
     """Release a lock. To close the file would not do, as a forked child may have it open too."""
+    import fcntl
+
     held.discard(descriptor)
     with suppress(OSError):  # the file system has no locks, which was raised before
         fcntl.flock(descriptor, fcntl.LOCK_UN)

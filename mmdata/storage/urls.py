@@ -71,7 +71,7 @@ class FileSystem:
         url: http(s), s3, gs, hf, file, or another protocol of fsspec.
 
     Raises:
-        ConfigError: a chain of protocols, or one that fsspec does not know.
+        ConfigError: a chain of protocols, or one whose package is not installed or that fsspec does not know.
     """
 
     def __init__(self, url: str) -> None:
@@ -94,8 +94,8 @@ class FileSystem:
                     self._opened = (os.getpid(), fsspec.filesystem(protocol, **_options(self._url)))
                 except (ImportError, ValueError) as error:
                     raise ConfigError(
-                        f"'{display_name(self._url)}': {error}; `pip install mmdata[remote]` brings s3 and gs, http "
-                        "and https are always there, and other protocols need their package of fsspec"
+                        f"'{display_name(self._url)}': {error}; `pip install 'mmdata[remote]'` brings http, s3 and "
+                        "gs, and other protocols need their package of fsspec"
                     ) from error
             return self._opened[1]
 

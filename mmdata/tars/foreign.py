@@ -14,6 +14,7 @@ from typing import Any
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason
 from mmdata.recognize import Kind, near, recognize, refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
+from mmdata.system import read_at
 from mmdata.tars.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.tars.members import USUAL, Members, guess_captions
 from mmdata.tars.samples import SampleReader, texts_of
@@ -166,7 +167,7 @@ def _guess(path: Path) -> Members | None:
     with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
-            return os.pread(file.fileno(), min(member.size, MAX_CAPTION_BYTES + 1), member.offset)
+            return read_at(file.fileno(), min(member.size, MAX_CAPTION_BYTES + 1), member.offset)
 
         with suppress(DamagedShard):
             for group in islice(SampleReader(read_members(file, name=path.name), name=path.name), GUESSED_SAMPLES):

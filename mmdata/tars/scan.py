@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, fast_hash_of, hash64
 from mmdata.images.probe import FORMATS, Limits, probe
+from mmdata.system import read_at, read_into
 from mmdata.tars.captions import JSON, JSON_KEY, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import (
@@ -245,7 +246,7 @@ class _File(io.FileIO):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a buffer. Others may read by the same descriptor, whose own position is of no use."""
-        count = os.preadv(self.fileno(), [buffer], self._at)
+        count = read_into(self.fileno(), buffer, self._at)
         self._at += count
         if self._on_bytes is not None:
             self._on_bytes(memoryview(buffer)[:count])
@@ -299,7 +300,7 @@ class _TarInPassing:
     def payload(self, member: Member) -> bytes:
         """The bytes of a member that was read."""
         held = self._held.get(member.offset)
-        return os.pread(self._file.fileno(), member.size, member.offset) if held is None else held
+        return read_at(self._file.fileno(), member.size, member.offset) if held is None else held
 
 
 def scan_sample(group: Group, read: ReadMember, *, limits: Limits, members: Members = USUAL) -> ScannedSample:

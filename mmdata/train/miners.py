@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.errors import excerpt
+from mmdata.train.accelerator import widest
 
 logger = logging.getLogger("mmdata")
 
@@ -157,7 +158,7 @@ class DropHardest:
         """Keep all but the highest scores of each row; see `Miner`."""
         if self.amount >= 1:
             return negatives & ~top_k_mask(scores, negatives, int(self.amount))
-        counts = (self.amount * negatives.sum(1).double()).round().long()
+        counts = (self.amount * negatives.sum(1).to(widest(negatives.device))).round().long()
         return negatives & ~top_k_mask(scores, negatives, max(1, round(self.amount * negatives.shape[1])), counts)
 
 

@@ -189,7 +189,8 @@ class HostCopy:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        # Of other GPUs than CUDA's the copies are waited for here: none of their events would be.
+        self._tensors = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         self._done: torch.cuda.Event | None = None
         if tensors[0].device.type == "cuda":
             self._done = torch.cuda.Event()

@@ -23,6 +23,7 @@ from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
+from mmdata.train.accelerator import best_device
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
@@ -63,7 +64,7 @@ def load_run(
 
     Args:
         run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint.
-        device: "auto" (a GPU where there is one), or a device of torch.
+        device: "auto" (a GPU where there is one, also Apple's), or a device of torch.
         precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU,
             and tf32 somewhat. None: that of the training, with which `mmdata evaluate` works.
         ema: True: the averaged weights (`train.ema`). False: those that were trained. None: the averaged ones where
@@ -85,7 +86,7 @@ def load_run(
     if precision not in (None, *get_args(Precision)):
         raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
     if str(device) == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = best_device()
     path = find_checkpoint(Path(run))
     state = load_trained(path, ema=ema)
     config = parse(Config, state["settings"], origin=f"settings in '{path}'")

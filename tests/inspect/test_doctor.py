@@ -149,3 +149,18 @@ def test_gpu_with_a_driver_that_torch_cannot_use_is_a_fault(monkeypatch: pytest.
     assert gpu() == Check("GPU", "fail", "a driver is there, but torch (CUDA None) cannot use it", TORCH_PAIR)
     monkeypatch.setattr(Path, "exists", lambda path: False)
     assert gpu() == Check("GPU", "ok", "none: training runs on the CPU, over gloo")
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert gpu().found == "Apple's (mps): for one process; ranks of torchrun run on the CPU, over gloo"
+
+
+def test_torchvision_need_not_be_there(monkeypatch: pytest.MonkeyPatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torchvision" else find_spec(name))
+    check = torch_pair()
+    assert (check.status, check.remedy) == ("ok", "")
+    assert re.fullmatch(r"torch \d+\.\d+\.\d+(\+\w+)?, no torchvision", check.found)
+
+
+def test_open_files_have_no_limit_on_windows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert open_files() == Check("open files", "ok", "no limit on this system")

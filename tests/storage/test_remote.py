@@ -190,7 +190,7 @@ def test_a_cached_index_that_was_damaged_is_fetched_again(shards, cache):
 
 
 def test_protocols_that_are_not_known_are_refused(cache):
-    with pytest.raises(ConfigError, match=r"'nope://x': Protocol not known: nope; `pip install mmdata\[remote\]`"):
+    with pytest.raises(ConfigError, match=r"'nope://x': Protocol not known: nope; `pip install 'mmdata\[remote\]'`"):
         Index.open("nope://x", cache=cache)
     with pytest.raises(ConfigError, match="'zip://x::http://y': a chain of protocols is not followed; give one URL"):
         Index.open("zip://x::http://y", cache=cache)

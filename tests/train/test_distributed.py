@@ -218,7 +218,7 @@ def test_ranks_on_gpus_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch
 
 
 def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu or cuda"):
+    with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu, cuda, mps"):
         collectives.init("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device 'cuda': torch sees no GPU; use device 'cpu', or check the driver"):

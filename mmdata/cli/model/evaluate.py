@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the model it was fine-tuned from: scores in between, too",
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
 
 
 def run(options: argparse.Namespace) -> int:

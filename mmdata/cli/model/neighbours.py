@@ -66,7 +66,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--relative-margin", type=float, help="the same as a share; 0.05: NV-Retriever's 95 %%")
     parser.add_argument("--rescore", type=Path, metavar="RUN_OR_FEATURES", help="a second model that decides")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
 
 
 def run(options: argparse.Namespace) -> int:

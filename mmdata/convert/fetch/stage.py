@@ -118,6 +118,7 @@ class FetchStage:
         """The rows, with images in place of URLs.
 
         Raises:
+            ImportError: a row has a URL, and the extra `convert` is not installed.
             OSError: this machine cannot open connections.
         """
         window: deque[tuple[InputRow, Future[InputRow] | None]] = deque()
@@ -169,7 +170,13 @@ class FetchStage:
         return replace(row, image=image, url=url, extra={"url": url, **kept})
 
     def _start(self) -> None:
-        from mmdata.convert.fetch.fetcher import Fetcher
+        try:
+            from mmdata.convert.fetch.fetcher import Fetcher
+        except ImportError as error:
+            raise ImportError(
+                f"convert fetches images behind URLs with aiohttp, protego and yarl ({error}): "
+                "pip install 'mmdata[convert]'"
+            ) from error
 
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)

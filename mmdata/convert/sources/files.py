@@ -30,6 +30,7 @@ from mmdata import safe_read
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash
 from mmdata.safe_read import open_regular, read_inside, spellings
+from mmdata.system import read_at
 
 ZIP_SUFFIX = ".zip"
 MAX_MEMBERS = 2**21
@@ -412,7 +413,7 @@ def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, sp
         return False
     with suppress(OSError, DataError), open(open_regular(_path_at(root, path)), "rb") as file:
         descriptor = file.fileno()
-        return all(fast_hash(os.pread(descriptor, span.length, span.offset)) == span.hash for span in spans)
+        return all(fast_hash(read_at(descriptor, span.length, span.offset)) == span.hash for span in spans)
     return False
 
 

@@ -37,6 +37,7 @@ from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.files import naming
 from mmdata.hashing import hash64
 from mmdata.images.pillow import file_of
+from mmdata.system import read_at
 from mmdata.tars.tar import split_name
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
@@ -130,7 +131,7 @@ class GivenTable(SourceTable):
             yield TableRow.broken(f"row {number}", fault) if fault else _row(number, cells)
 
     def _read(self, at: int, size: int) -> bytes:
-        data = os.pread(self._file.fileno(), size, at)
+        data = read_at(self._file.fileno(), size, at)
         assert len(data) == size, "the temporary file of rows was cut"
         return data
 

@@ -14,6 +14,7 @@ from mmdata.convert.units.staging import MissingUnits, Receipt
 from mmdata.convert.units.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError, counted
 from mmdata.processes import Step, events_of_processes, map_concurrently, usable_cores
+from mmdata.system import IS_POSIX
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -36,7 +37,7 @@ def local(num_workers: int | None = None) -> Engine:
     """An engine of processes, one a worker; or of threads in this process, where processes are of no use.
 
     That is so if there is but one unit, from the first unit with images behind URLs on, because one process knows what
-    it may ask of each server, and if a program gives rows that only it can read.
+    it may ask of each server, and if a program gives rows that only it can read; and always on Windows.
 
     Args:
         num_workers: None takes one for each core.
@@ -47,7 +48,7 @@ def local(num_workers: int | None = None) -> Engine:
         iterator = iter(units)
         first = list(islice(iterator, 2))
         later = chain(first, iterator)
-        if workers > 1 and len(first) > 1 and (job.source is None or job.source.can_be_sent):
+        if IS_POSIX and workers > 1 and len(first) > 1 and (job.source is None or job.source.can_be_sent):
             with_urls: list[Unit] = []
             yield from processes(workers)(job, _without_urls(later, with_urls))
             later = chain(with_urls, later)

@@ -91,7 +91,7 @@ class S3Staging(Staging):
     def commit(self, attempt: Path, receipt: Receipt) -> Receipt:
         """See `Staging.commit`; nothing of an attempt that was not the first stays there."""
         name = uuid4().hex
-        paths = {str(path.relative_to(attempt)): path for path in sorted(attempt.rglob("*")) if path.is_file()}
+        paths = {path.relative_to(attempt).as_posix(): path for path in sorted(attempt.rglob("*")) if path.is_file()}
         files = {file: File(path.stat().st_size, file_sha256(path)) for file, path in paths.items()}
         for file, path in paths.items():
             self.bucket.put(self._name(receipt.unit, name, file), path, files[file].sha256)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmdata.errors import ConfigError
 from mmdata.loader.workers.buffers import Lending
+from mmdata.system import IS_POSIX
 
 ALIGNMENT = 64
 """Arrays begin at a multiple of this many bytes, so that any dtype can be read in place."""
@@ -147,4 +148,5 @@ def _count_fork() -> None:
     forks[0] += 1
 
 
-os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+if IS_POSIX:
+    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
+from mmdata.train.accelerator import where_float64_is
 from mmdata.train.evaluation.embedding import Features, embed
 from mmdata.train.evaluation.retrieval import TIE, caption_ids, retrieval
 from mmdata.train.keys import check_keys
@@ -96,6 +97,7 @@ def zero_shot(image_features: Tensor, labels: Tensor, prompt_features: Tensor) -
             "zero-shot classification needs a label for each image, and a prompt for each class at least: got images "
             f"{tuple(image_features.shape)}, labels {tuple(labels.shape)}, prompts {tuple(prompt_features.shape)}"
         )
+    image_features, labels, prompt_features = map(where_float64_is, (image_features, labels, prompt_features))
     known = labels >= 0
     if not bool(known.any()):
         raise ValueError("no row has a label: zero-shot classification needs some")
@@ -144,6 +146,7 @@ def compositional(
         )
     if not types:
         raise ValueError("compositional scores of 0 pairs: give at least one pair of images and captions")
+    image_features, text_features = map(where_float64_is, (image_features, text_features))
     images = image_features.double().reshape(len(types), 2, -1)
     texts = text_features.double().reshape(len(types), 2, -1)
     scores = images @ texts.transpose(1, 2)  # (P, image, caption)

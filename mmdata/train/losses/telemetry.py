@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmdata.train.accelerator import widest
 from mmdata.train.losses.global_batch import GlobalBatch
 from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import blocks, one_pass
@@ -41,7 +42,7 @@ def mining_telemetry(batch: GlobalBatch, logit_scale: Tensor, miner: AnyMiner | 
         is above its positive, and the effective number is 1.
     """
     device = batch.images.device
-    sums = torch.zeros(8, dtype=torch.float64, device=device)  # counts pairs of any batch exactly
+    sums = torch.zeros(8, dtype=widest(device), device=device)  # counts pairs of any batch exactly
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), one_pass(device):
         for side in ("image", "text"):
             anchors, columns = batch.sides(side)
@@ -64,12 +65,13 @@ def mining_telemetry(batch: GlobalBatch, logit_scale: Tensor, miner: AnyMiner | 
 
 
 def _sums(scores: Tensor, negatives: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
-    """What a block of anchors adds to the sums: (8,), float64."""
-    kept = chosen.negatives.double()  # (b, N)
+    """What a block of anchors adds to the sums: (8,), float64 where the device has it."""
+    precise = widest(scores.device)
+    kept = chosen.negatives.to(precise)  # (b, N)
     if chosen.weights is not None:
-        kept = chosen.weights.double().where(chosen.negatives, 0.0)
+        kept = chosen.weights.to(precise).where(chosen.negatives, 0.0)
     below = chosen.of_positives(scores)[:, None] - scores
-    logits = (scale * scores.double() + kept.log()).where(chosen.negatives, -torch.inf)
+    logits = (scale * scores.to(precise) + kept.log()).where(chosen.negatives, -torch.inf)
     some = chosen.negatives.any(1)
     shares = logits.softmax(1).where(chosen.negatives & some[:, None], 0.0)
     entropy = -torch.xlogy(shares, shares).sum(1)
@@ -85,7 +87,7 @@ def _sums(scores: Tensor, negatives: Tensor, chosen: ChosenPairs, scale: Tensor)
         (negatives.any(1) & (own > nearest)).sum(),
         negatives.any(1).sum(),
     ]
-    return torch.stack([each.double() for each in scalars])
+    return torch.stack([each.to(precise) for each in scalars])
 
 
 def _share(part: float, whole: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.train.accelerator import widest
 from mmdata.train.keys import check_keys
 from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -80,7 +81,7 @@ class FeatureQueue:
         """The number of valid rows, and their mean age in steps after `step` updates."""
         valid, written = (self._kept.get(name, torch.zeros(0)) for name in ("valid", "written"))
         rows = int(valid.sum())
-        ages = (step - written).double().where(valid.bool(), 0.0)
+        ages = (step - written).to(widest(written.device)).where(valid.bool(), 0.0)
         return {"rows": rows, "age_steps": float(ages.sum()) / rows if rows else 0.0}
 
     def state_dict(self) -> dict[str, Any]:

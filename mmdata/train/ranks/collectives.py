@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
 from mmdata.launcher import slurm_variables
+from mmdata.train.accelerator import best_device
 
 Gradients = TypeVar("Gradients")
 
+DEVICES = ("auto", "cpu", "cuda", "mps")
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
 LONG = timedelta(days=1)
@@ -102,20 +104,24 @@ def init(device: str = "auto", *, join: bool = True) -> torch.device:
     The process leaves them when it ends, with an error or without: a program need not call `finish`.
 
     Args:
-        device: "auto" (a GPU where there is one), "cpu" or "cuda".
+        device: "auto" (a GPU where there is one), "cpu", "cuda", or "mps" (Apple's GPU, without torchrun).
         join: False for a program that works alone, also as one of several tasks of srun.
 
     Returns:
         The device of this rank.
 
     Raises:
-        ConfigError: "cuda" where torch sees no GPU, or fewer GPUs than ranks on this host; variables of Slurm and torch
-            that contradict each other.
+        ConfigError: "cuda" or "mps" where torch sees no such GPU, fewer GPUs than ranks on this host, or several ranks
+            on "mps"; variables of Slurm and torch that contradict each other.
     """
+    if device not in DEVICES:
+        raise ConfigError(f"device '{device}': expected {', '.join(DEVICES)}")
     if join and not is_initialized():
         os.environ.update(slurm_variables(os.environ))
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device '{device}': expected auto, cpu or cuda")
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if device == "mps" and not (alone and torch.backends.mps.is_available()):
+        why = "torch sees no GPU of Apple's" if alone else "ranks of torchrun cannot exchange what is on Apple's GPU"
+        raise ConfigError(f"device 'mps': {why}; use device 'cpu'")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda': torch sees no GPU; use device 'cpu', or check the driver with nvidia-smi")
     use_cuda = device != "cpu" and torch.cuda.is_available()
@@ -126,6 +132,8 @@ def init(device: str = "auto", *, join: bool = True) -> torch.device:
             "start that many ranks on it at most (torchrun --nproc-per-node, srun --ntasks-per-node)"
         )
     place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if device != "cpu" and alone and best_device() == "mps":
+        place = torch.device("mps")
     if use_cuda:
         if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
             # Batches of many shapes leave gaps between blocks of memory; segments that grow leave none. torch reads it

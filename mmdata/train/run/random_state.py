@@ -25,6 +25,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "numpy": [keys.tolist(), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        **({"mps": torch.mps.get_rng_state()} if device.type == "mps" else {}),
     }
 
 
@@ -37,3 +38,5 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type == "mps" and "mps" in state:
+        torch.mps.set_rng_state(state["mps"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from mmdata.train.accelerator import generator_states, set_generator_states
 from mmdata.train.batches import has_rows, split
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -194,10 +195,9 @@ def _grads_by_part(leaf: Any, values: Sequence[Any]) -> list[Tensor | None]:
 
 def _random_state() -> list[Tensor]:
     """States of the CPU's generator and of all GPUs': which of them a forward draws from, only the forward knows."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    return [torch.get_rng_state(), *generator_states()]
 
 
 def _set_random_state(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
+    set_generator_states(states[1:])

@@ -11,6 +11,7 @@ import faulthandler
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,7 +29,10 @@ from mmdata.train.ranks.lockstep import gather
 
 BEFORE_THE_END = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 """Slurm sends one of them before a job's time is over (`sbatch --signal`)."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *BEFORE_THE_END)
+SIGNALS = (
+    *(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)),
+    *BEFORE_THE_END,
+)
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 LONG_S = collectives.LONG.total_seconds()
@@ -50,7 +54,8 @@ def _leave_pipe() -> None:
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_leave_pipe)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_pipe)
 
 
 class Watchdog:
@@ -118,16 +123,16 @@ class Watchdog:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def __enter__(self) -> Self:
-        self._reads, self._writes = os.pipe()
-        os.set_blocking(self._writes, False)
+        self._reads, self._writes = socket.socketpair()  # Windows selects among sockets only
+        self._writes.setblocking(False)
         self._takes_signals = threading.current_thread() is threading.main_thread()
         if self._takes_signals:  # Python lets no other thread set handlers
-            self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+            self._before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
             for number in SIGNALS:
                 # A signal that nohup or the shell of a background job ignores stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, self._note)
-            _pipes.add(self._writes)
+            _pipes.add(self._writes.fileno())
         self._limit_s = 0.0
         self.at("starting")
         self._thread = threading.Thread(target=self._tell, daemon=True, name="mmdata-watchdog")
@@ -144,11 +149,11 @@ class Watchdog:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._takes_signals:
             signal.set_wakeup_fd(self._before)
-            _pipes.discard(self._writes)
-        os.write(self._writes, b"\0")
+            _pipes.discard(self._writes.fileno())
+        self._writes.send(b"\0")
         self._thread.join()
-        os.close(self._reads)
-        os.close(self._writes)
+        self._reads.close()
+        self._writes.close()
         if failed:
             raise TrainingError(failed) from error
         if error is None and self.received in BEFORE_THE_END and callable(self._handlers[self.received]):
@@ -176,7 +181,7 @@ class Watchdog:
             # A position with a shorter limit may come meanwhile: none is shorter than the timeout.
             left_s = min(self._until - time.monotonic(), self._timeout_s)
             ready, _, _ = select.select([self._reads], [], [], max(0.0, left_s))
-            number = os.read(self._reads, 1)[0] if ready else 0
+            number = self._reads.recv(1)[0] if ready else 0
             if ready and not number:
                 return
             place = f"step {self._step()}, {self._doing}"
