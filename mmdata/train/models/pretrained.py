@@ -27,6 +27,7 @@ from mmdata.train.models.transformers_towers import (
     ClipTextTower,
     Siglip2ImageTower,
     SiglipTextTower,
+    add_patch_dropout,
     faster_on_a_gpu,
 )
 
@@ -56,8 +57,12 @@ def load(config: ModelConfig) -> Towers:
         text_model = _load(text, key=keys[1], gradient_checkpointing=config.gradient_checkpointing)
     else:
         scale, bias = _scale_and_bias(vision_model, is_new=not isinstance(config.clip, str))
+    image_tower, image_width = _image_tower(vision_model, keys[0])
+    if config.patch_dropout:
+        add_patch_dropout(image_tower, config.patch_dropout, key=keys[0])
     return Towers(
-        *_image_tower(vision_model, keys[0]),
+        image_tower,
+        image_width,
         *_text_tower(text_model, keys[1]),
         embed_dim=512 if config.clip is None else None,
         pixel_stats=_pixel_stats(vision, vision_model),

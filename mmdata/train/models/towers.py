@@ -189,12 +189,16 @@ class ImageTower(nn.Module):
     Attributes:
         width: features of the output.
         patch_size: sides of images must be multiples of it.
+        patch_dropout: share of patches that training leaves out; see `drop_patches`.
     """
 
-    def __init__(self, preset: Preset, *, dropout: float = 0.0, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, preset: Preset, *, dropout: float = 0.0, patch_dropout: float = 0.0, gradient_checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.width = preset.width
         self.patch_size = preset.patch_size
+        self.patch_dropout = patch_dropout
         layers: list[nn.Module] = []
         channels = 3
         for out in preset.stem:
@@ -221,7 +225,38 @@ class ImageTower(nn.Module):
         grid = self.patches(pixel_values.contiguous(memory_format=torch.channels_last))  # (B, width, H / p, W / p)
         x = grid.flatten(2).transpose(1, 2).contiguous()  # (B, T, width)
         x = x + positions_2d(grid.shape[2], grid.shape[3], self.width, like=x)
+        if self.patch_dropout and self.training:
+            x = drop_patches(x, self.patch_dropout)  # (B, K, width)
         return self.transformer(x).mean(1)  # (B, width)
+
+
+def drop_patches(x: Tensor, share: float, *, prefix: int = 0) -> Tensor:
+    """Leave out a random share of each image's patches, as many of each image.
+
+    Args:
+        x: (B, prefix + N, width), positions added.
+        share: of the N patches that are left out, below 1; at least one stays.
+        prefix: tokens before the patches that stay, such as a class token.
+
+    Returns:
+        (B, prefix + K, width); the patches in a random order.
+
+    Source: Li et al. 2023, FLIP (arXiv:2212.00794). From equal random numbers the patches are those of open_clip's
+    PatchDropout.
+    """
+    order = torch.randn(x.shape[0], x.shape[1] - prefix, device=x.device)
+    patches = take_patches(x[:, prefix:], choose_patches(order, share))
+    return torch.cat([x[:, :prefix], patches], dim=1) if prefix else patches
+
+
+def choose_patches(order: Tensor, share: float) -> Tensor:
+    """Numbers of the K patches that stay, (B, K), those of the highest random numbers `order` (B, N) first."""
+    return order.topk(max(1, int(order.shape[1] * (1 - share)))).indices
+
+
+def take_patches(x: Tensor, kept: Tensor) -> Tensor:
+    """The patches of x (B, N, width) with the numbers `kept` (B, K): (B, K, width)."""
+    return x.gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
 
 
 class TextTower(nn.Module):
