@@ -9,6 +9,20 @@ from pydantic import Field, model_validator
 from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Location, MayChange, Positive, Settings
 
 
+class LoraConfig(Settings):
+    """LoRA: small matrices beside linear layers of the towers learn in place of the towers' own weights."""
+
+    r: Positive = 8
+    """Rank of the matrices."""
+    alpha: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 16.0
+    """Their product counts alpha / r times."""
+    match: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which linear layers get them: names of modules, in which * stands for any text, such as "text_tower.*.fc1" or
+    "*.blocks.11.*". null: those that make queries, keys and values."""
+    dropout: BelowOne = 0.0
+    """Share of their inputs that are dropped in training."""
+
+
 class ModelConfig(Settings):
     """The towers, and how their features are compared."""
 
@@ -34,6 +48,10 @@ class ModelConfig(Settings):
     """Parts whose weights stay as they are. image, text: that tower, which runs in eval mode; a new projection above it
     is still trained (LiT). logit_scale: the factor of the similarities stays at `logit_scale_init`, as a fixed
     temperature."""
+    lora: LoraConfig | None = None
+    """LoRA with peft. Of the towers only these matrices are trained; so are new projections above the towers, the scale
+    and the bias, unless `freeze` has it. A tower in `freeze` gets none. `mmdata.load_run` and exports have the matrices
+    merged into the weights. null: all weights are trained."""
     gradient_checkpointing: MayChange[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     dropout: BelowOne = 0.0
@@ -59,6 +77,8 @@ class ModelConfig(Settings):
             raise ValueError(f"dropout is for micro, tiny, small and base, and name is '{self.name}': leave it out")
         if self.patch_dropout and "image" in self.freeze:
             raise ValueError(f"patch_dropout {self.patch_dropout}: a frozen image tower drops no patches; leave it out")
+        if self.lora is not None and {"image", "text"} <= {*self.freeze}:
+            raise ValueError("lora: a frozen tower gets no adapters, and both are in freeze; leave one of them out")
         if self.name != "pretrained":
             return self
         if (self.clip is None) == (pair == (None, None)) or (self.clip is None and None in pair):

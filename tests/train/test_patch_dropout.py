@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import timm.layers
 import torch
 from open_clip.transformer import PatchDropout
+from timm.layers.patch_dropout import PatchDropout as TimmPatchDropout
 from torch import Tensor
 
 from mmdata.errors import ConfigError
@@ -47,7 +47,7 @@ def test_patches_that_stay_are_those_of_open_clip_and_as_many_as_timms(share: fl
     expected = theirs(x)
     torch.manual_seed(3)
     torch.testing.assert_close(drop_patches(x, share, prefix=prefix), expected, rtol=0, atol=0)
-    assert timm.layers.PatchDropout(share, num_prefix_tokens=prefix).train()(x).shape == expected.shape
+    assert TimmPatchDropout(share, num_prefix_tokens=prefix).train()(x).shape == expected.shape
 
 
 @pytest.mark.parametrize("kind", TOWERS)
@@ -67,19 +67,19 @@ def test_training_drops_half_of_the_patches_and_evaluation_none(kind: str):
 
 def test_an_image_of_patches_keeps_the_share_of_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
     model, batch = build(name="pretrained", clip=NAFLEX, patch_dropout=0.5).train().double(), make_native_batch()
-    counts = batch["pixel_attention_mask"].sum(1)
-    assert len(set(counts.tolist())) > 1
     chosen: list[Tensor] = []
-    monkeypatch.setattr(
-        transformers_towers,
-        "choose_patches",
-        lambda order, share: chosen.append(choose_patches(order, share)) or chosen[-1],
-    )
-    inputs = [batch[name] for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes")]
+
+    def choose(order: Tensor, share: float) -> Tensor:
+        chosen.append(choose_patches(order, share))
+        return chosen[-1]
+
+    monkeypatch.setattr(transformers_towers, "choose_patches", choose)
+    inputs: list[Any] = [batch.get(name) for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes")]
     features = model.encode_image(*inputs)
-    kept = chosen[0]
+    kept, counts = chosen[0], inputs[1].sum(1).tolist()
     assert kept.shape == (5, 12)  # of 24 places
-    for row, count in enumerate(counts.tolist()):
+    assert len(set(counts)) > 1
+    for row, count in enumerate(counts):
         patches = kept[row, : count // 2]
         assert patches.max() < count
         # The oracle: in eval mode, attention that sees these patches alone. Those that stay keep their positions.

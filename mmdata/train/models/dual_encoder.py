@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
+from mmdata.config.model import LoraConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
@@ -142,6 +143,11 @@ class DualEncoder(nn.Module):
         )
         if config.init_from is not None:
             _init_from(model, config, Path(config.init_from))
+        if config.lora is not None:
+            # Imported here: models without adapters do not need it.
+            from mmdata.train.models.lora import add_adapters
+
+            add_adapters(model, config.lora, frozen=config.freeze)
         model.freeze(*config.freeze)
         return model
 
@@ -262,7 +268,8 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         ConfigError: the weights are of another architecture, or `source` is a model of transformers.
         DataError: nothing is there, or it is damaged.
     """
-    # Imported here: `run` imports models.
+    # Imported here: `run` imports models, and those without adapters need no `lora`.
+    from mmdata.train.models.lora import add_adapters, merge_adapters
     from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
 
     if (source / "config.json").is_file():
@@ -272,6 +279,10 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         )
     path = find_checkpoint(source)
     state = load_checkpoint(path, parts=("model",))
+    of_run = state.get("settings", {}).get("model", {})
+    has_adapters = of_run.get("lora") is not None
+    if has_adapters:
+        add_adapters(model, parse(LoraConfig, of_run["lora"], origin=str(path)), frozen=of_run["freeze"])
     weights, own = dict(state["model"]), model.state_dict()
     for name, given in (("logit_scale", config.logit_scale_init), ("logit_bias", config.logit_bias_init)):
         if name not in own:  # features do not depend on the bias
@@ -279,6 +290,8 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         elif given is not None or name not in weights:
             weights[name] = own[name]
     load_weights(model, {**state, "model": weights}, origin=str(path))
+    if has_adapters:
+        merge_adapters(model)
     model.clamp_logit_scale_()
     logger.info("the weights are those of '%s'", path)
 

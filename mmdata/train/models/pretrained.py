@@ -30,6 +30,7 @@ from mmdata.train.models.transformers_towers import (
     add_patch_dropout,
     faster_on_a_gpu,
 )
+from mmdata.train.models.weights import difference
 
 logger = logging.getLogger("mmdata")
 
@@ -112,7 +113,14 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     try:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
-            model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+            model, loaded = AutoModel.from_pretrained(
+                source,
+                dtype=torch.float32,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+            _check_whole(model, loaded, source, key)
         else:
             settings = dict(source)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -129,6 +137,18 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], source: str, key: str) -> None:
+    """Refuse weights of another architecture. Of towers on their own the pooling may be new, as that of ViT's is."""
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    given = own | {name: theirs for name, theirs, _ in loaded["mismatched_keys"]}
+    missing = loaded["missing_keys"] if model.config.model_type in CLIP_TYPES else ()
+    if why := difference(own, {name: shape for name, shape in given.items() if name not in missing}):
+        raise ConfigError(
+            f"{key} '{source}': its weights are not those of its config.json: {why}; use the folder as "
+            "save_pretrained wrote it"
+        )
 
 
 def _width(model: PreTrainedModel, key: str) -> int:

@@ -191,7 +191,7 @@ class Siglip2ImageTower(nn.Module):
             return self.model(pixel_values, pixel_attention_mask, shapes).pooler_output  # (B, D)
         kept, mask = self._kept(pixel_attention_mask.bool())
         # Positions are added in there, and depend on the shapes of whole images.
-        with self.model.embeddings.register_forward_hook(lambda *call: take_patches(call[2], kept)):
+        with self.model.embeddings.register_forward_hook(lambda _, __, x: take_patches(x, kept)):
             return self.model(pixel_values, mask.to(pixel_attention_mask.dtype), shapes).pooler_output  # (B, D)
 
     def _kept(self, valid: Tensor) -> tuple[Tensor, Tensor]:
