@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 IN_BF16: dict[str, dict[str, Any]] = {
     "bf16": {"loss": "clip", "valid": [ALL, SOME]},
     "bf16_micro": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1},
+    "bf16_lora": {"loss": "clip", "valid": [ALL, SOME], "model": {"lora": {"dropout": 0.3}}},
     "bf16_compiled": {"loss": "clip", "valid": [ALL, ALL], "compile": True},
 }
 BLOCKS = (".transformer.blocks.0", ".transformer.blocks.1")

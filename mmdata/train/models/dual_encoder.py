@@ -246,10 +246,7 @@ def _built_in(config: ModelConfig, vocab_size: int) -> Towers:
     preset = PRESETS[config.name]
     checkpointing = config.gradient_checkpointing
     image = ImageTower(
-        preset,
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
-        gradient_checkpointing=checkpointing,
+        preset, dropout=config.dropout, patch_dropout=config.patch_dropout, gradient_checkpointing=checkpointing
     )
     text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
     return Towers(image, image.width, text, text.width, preset.embed_dim, PIXEL_STATS, vocab_size)

@@ -110,6 +110,7 @@ def _text_tower(model: Any, key: str) -> tuple[nn.Module, int]:
 
 def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     """The model, in float32."""
+    loaded: dict[str, Any] = {}
     try:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
@@ -120,7 +121,6 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-            _check_whole(model, loaded, source, key)
         else:
             settings = dict(source)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -133,6 +133,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
             f"name, or a config with a known model_type ({why})"
         ) from error
+    if isinstance(source, str):
+        _check_whole(model, loaded, source, key)
     faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -230,33 +230,32 @@ class ImageTower(nn.Module):
         return self.transformer(x).mean(1)  # (B, width)
 
 
-def drop_patches(x: Tensor, share: float, *, prefix: int = 0) -> Tensor:
+def drop_patches(x: Tensor, share: float, *, prefix: int = 0, valid: Tensor | None = None) -> Tensor:
     """Leave out a random share of each image's patches, as many of each image.
 
     Args:
         x: (B, prefix + N, width), positions added.
-        share: of the N patches that are left out, below 1; at least one stays.
+        share: of the N patches that are left out, below 1.
         prefix: tokens before the patches that stay, such as a class token.
+        valid: (B, N), which of them are patches; None: all. They come before those that are none.
 
     Returns:
-        (B, prefix + K, width); the patches in a random order.
+        (B, prefix + `patches_left(N, share)`, width); the patches in a random order.
 
     Source: Li et al. 2023, FLIP (arXiv:2212.00794). From equal random numbers the patches are those of open_clip's
     PatchDropout.
     """
     order = torch.randn(x.shape[0], x.shape[1] - prefix, device=x.device)
-    patches = take_patches(x[:, prefix:], choose_patches(order, share))
+    if valid is not None:
+        order = order.masked_fill(~valid, -math.inf)
+    kept = order.topk(patches_left(order.shape[1], share)).indices  # (B, K)
+    patches = x[:, prefix:].gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
     return torch.cat([x[:, :prefix], patches], dim=1) if prefix else patches
 
 
-def choose_patches(order: Tensor, share: float) -> Tensor:
-    """Numbers of the K patches that stay, (B, K), those of the highest random numbers `order` (B, N) first."""
-    return order.topk(max(1, int(order.shape[1] * (1 - share)))).indices
-
-
-def take_patches(x: Tensor, kept: Tensor) -> Tensor:
-    """The patches of x (B, N, width) with the numbers `kept` (B, K): (B, K, width)."""
-    return x.gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
+def patches_left(count: int, share: float) -> int:
+    """How many of so many patches stay; at least one."""
+    return max(1, int(count * (1 - share)))
 
 
 class TextTower(nn.Module):

@@ -19,14 +19,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, Sigli
 from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 
 from mmdata.errors import ConfigError
-from mmdata.train.models.towers import (
-    PatchConv,
-    autocast_dtype,
-    choose_patches,
-    drop_patches,
-    masked_mean,
-    take_patches,
-)
+from mmdata.train.models.towers import PatchConv, autocast_dtype, drop_patches, masked_mean, patches_left
 
 ATTENTION = "sdpa_masked"
 """torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
@@ -124,8 +117,10 @@ def add_patch_dropout(tower: nn.Module, share: float, *, key: str) -> None:
     )
 
 
-def _after_embeddings(embeddings: nn.Module, _: object, x: Tensor, *, share: float, prefix: int) -> Tensor:
-    return drop_patches(x, share, prefix=prefix) if embeddings.training else x
+def _after_embeddings(
+    embeddings: nn.Module, _: object, x: Tensor, *, share: float, prefix: int = 0, valid: Tensor | None = None
+) -> Tensor:
+    return drop_patches(x, share, prefix=prefix, valid=valid) if embeddings.training else x
 
 
 class AnyImageTower(nn.Module):
@@ -189,21 +184,20 @@ class Siglip2ImageTower(nn.Module):
         shapes = spatial_shapes.cpu()
         if not (self.patch_dropout and self.training):
             return self.model(pixel_values, pixel_attention_mask, shapes).pooler_output  # (B, D)
-        kept, mask = self._kept(pixel_attention_mask.bool())
-        # Positions are added in there, and depend on the shapes of whole images.
-        with self.model.embeddings.register_forward_hook(lambda _, __, x: take_patches(x, kept)):
-            return self.model(pixel_values, mask.to(pixel_attention_mask.dtype), shapes).pooler_output  # (B, D)
+        # Positions are added in the embeddings, and need the shapes of whole images: patches are dropped behind them.
+        drop = partial(_after_embeddings, share=self.patch_dropout, valid=pixel_attention_mask.bool())
+        with self.model.embeddings.register_forward_hook(drop):
+            return self.model(pixel_values, self._mask_of_kept(pixel_attention_mask), shapes).pooler_output  # (B, D)
 
-    def _kept(self, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of patches and their mask, (B, K) both: of each image the same share of those that are valid (B, N).
+    def _mask_of_kept(self, mask: Tensor) -> Tensor:
+        """The mask (B, K) of the patches that stay: of each image the same share of those that it has, in front.
 
-        K is that of an image that fills all N places, so that the shape is the same for all batches of N patches.
+        K depends on the N places of the mask (B, N) alone, so that batches of one shape keep one shape.
         """
-        order = torch.randn(valid.shape, device=valid.device).masked_fill(~valid, -math.inf)
-        kept = choose_patches(order, self.patch_dropout)
-        found = valid.sum(1, keepdim=True)  # (B, 1)
+        found = mask.sum(1, keepdim=True)  # (B, 1)
         staying = (found * (1 - self.patch_dropout)).long().clamp(min=1).minimum(found)
-        return kept, torch.arange(kept.shape[1], device=valid.device) < staying
+        places = torch.arange(patches_left(mask.shape[1], self.patch_dropout), device=mask.device)
+        return (places < staying).to(mask.dtype)
 
     def _cut(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Images (B, 3, H, W) as patches (B, T, size * size * 3), their mask and their shapes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 
 def difference(own: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> str:
@@ -15,18 +17,15 @@ def difference(own: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[in
     Example:
         "image_tower: 2 of another shape (image_tower.norm.weight is [16], in the model [32]), 3 missing (…)"
     """
-    parts: dict[str, dict[str, list[str]]] = {}
-    for name in [*own, *(given.keys() - own.keys())]:
-        if name not in given:
-            kind, line = "missing", name
-        elif name not in own:
-            kind, line = "unknown to the model", name
-        elif [*own[name]] != [*given[name]]:
-            kind, line = "of another shape", f"{name} is {[*given[name]]}, in the model {[*own[name]]}"
-        else:
-            continue
-        parts.setdefault(name.partition(".")[0], {}).setdefault(kind, []).append(line)
-    return "; ".join(
-        f"{part}: " + ", ".join(f"{len(lines)} {kind} ({min(lines)})" for kind, lines in sorted(kinds.items()))
-        for part, kinds in sorted(parts.items())
-    )
+    shapes = {name: f"{name} is {[*given[name]]}, in the model {[*own[name]]}" for name in own if name in given}
+    kinds = {
+        "missing": [name for name in own if name not in given],
+        "unknown to the model": [name for name in given if name not in own],
+        "of another shape": [line for name, line in shapes.items() if [*own[name]] != [*given[name]]],
+    }
+    parts: dict[str, list[str]] = {}
+    for kind, lines in kinds.items():
+        for part, alike in groupby(sorted(lines), lambda line: re.split(r"[. ]", line)[0]):
+            first, *others = alike
+            parts.setdefault(part, []).append(f"{1 + len(others)} {kind} ({first})")
+    return "; ".join(f"{part}: {', '.join(counts)}" for part, counts in sorted(parts.items()))

@@ -266,8 +266,8 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         settings: dict[str, dict[str, Any]] = state.get("settings", {})
         model_settings = {name: value for name, value in settings.get("model", {}).items() if value}
         raise ConfigError(
-            f"checkpoint '{origin}': its weights do not fit the model ({difference(*shapes)}); set the section model and the "
-            f"tokenizer to those it was made with: model {json.dumps(model_settings)}, data.tokenizer "
+            f"checkpoint '{origin}': its weights do not fit the model ({difference(*shapes)}); set the section model "
+            f"and the tokenizer to those it was made with: model {json.dumps(model_settings)}, data.tokenizer "
             f"{settings.get('data', {}).get('tokenizer')!r}"
         ) from error
 
