@@ -49,8 +49,8 @@ class ModelConfig(Settings):
     is still trained (LiT). logit_scale: the factor of the similarities stays at `logit_scale_init`, as a fixed
     temperature."""
     lora: LoraConfig | None = None
-    """LoRA with peft. Of the towers only these matrices are trained; so are new projections above the towers, the scale
-    and the bias, unless `freeze` has it. A tower in `freeze` gets none. `mmdata.load_run` and exports have the matrices
+    """LoRA with peft: of the towers only small matrices are trained. The scale, the bias and new projections above the
+    towers are trained as without it. A tower in `freeze` gets no matrices. `mmdata.load_run` and exports have them
     merged into the weights. null: all weights are trained."""
     gradient_checkpointing: MayChange[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
