@@ -71,14 +71,14 @@ def patches(model: str, times: int) -> None:
     """Medians of whole steps with all patches and with half of them, in turn."""
     step = Step(model, torch.device("cpu"), compiled=False, side=224)
     add_patch_dropout(step.model.image_tower, 0.5, key="model.name")
-    batch = step.batch(16, 20)
+    batch = step.batch(8, 20)
     found: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(times + 1):
         for half, seconds in found.items():
             step.model.image_tower.train(half)  # these towers have no other dropout
             seconds.append(taken(step.update, batch))
     whole, half = (median(seconds[1:]) for seconds in found.values())
-    print(f"step of {model}, 16 rows, all patches / half: {whole:.2f} / {half:.2f} s, {whole / half:.2f} times as fast")
+    print(f"step of {model}, 8 rows, all patches / half: {whole:.2f} / {half:.2f} s, {whole / half:.2f} times as fast")
 
 
 def main() -> None:

@@ -148,3 +148,4 @@ def test_lora_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"^model\.lora needs peft: pip install 'mmdata\[lora\]'$"):
         build(name="micro", lora={})
+    build(name="micro")  # needs none

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,12 +59,11 @@ def load(config: ModelConfig) -> Towers:
         text_model = _load(text, key=keys[1], gradient_checkpointing=config.gradient_checkpointing)
     else:
         scale, bias = _scale_and_bias(vision_model, is_new=not isinstance(config.clip, str))
-    image_tower, image_width = _image_tower(vision_model, keys[0])
+    image = _image_tower(vision_model, keys[0])
     if config.patch_dropout:
-        add_patch_dropout(image_tower, config.patch_dropout, key=keys[0])
+        add_patch_dropout(image[0], config.patch_dropout, key=keys[0])
     return Towers(
-        image_tower,
-        image_width,
+        *image,
         *_text_tower(text_model, keys[1]),
         embed_dim=512 if config.clip is None else None,
         pixel_stats=_pixel_stats(vision, vision_model),
@@ -143,10 +143,11 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
 
 def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], source: str, key: str) -> None:
     """Refuse weights of another architecture. Of towers on their own the pooling may be new, as that of ViT's is."""
-    own = {name: value.shape for name, value in model.state_dict().items()}
-    given = own | {name: theirs for name, theirs, _ in loaded["mismatched_keys"]}
+    own: dict[str, Sequence[object]] = {name: value.shape for name, value in model.state_dict().items()}
+    # Before transformers 5 these are names without shapes.
+    others = dict((key, "?") if isinstance(key, str) else key[:2] for key in loaded["mismatched_keys"])
     missing = loaded["missing_keys"] if model.config.model_type in CLIP_TYPES else ()
-    if why := difference(own, {name: shape for name, shape in given.items() if name not in missing}):
+    if why := difference(own, {name: others.get(name, shape) for name, shape in own.items() if name not in missing}):
         raise ConfigError(
             f"{key} '{source}': its weights are not those of its config.json: {why}; use the folder as "
             "save_pretrained wrote it"

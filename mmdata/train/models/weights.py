@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 
-def difference(own: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> str:
+def difference(own: Mapping[str, Sequence[object]], given: Mapping[str, Sequence[object]]) -> str:
     """Which parts of a model the weights do not fit, with the first name of each kind; "" if they fit.
 
     Args:
