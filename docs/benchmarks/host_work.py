@@ -1,7 +1,8 @@
-"""Two parts of a step that are the host's: the optimizer's update, and what torch.compile takes.
+"""Steps on a CPU: the optimizer's update, what torch.compile takes, and patch dropout.
 
 PYTHONPATH=. python docs/benchmarks/host_work.py adamw --model vit_b_32          # fused against torch's default
 PYTHONPATH=. python docs/benchmarks/host_work.py compile --model small           # by block against whole towers
+PYTHONPATH=. python docs/benchmarks/host_work.py patches --model vit_b_16 --times 5    # half of the patches against all
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.train import DualEncoder
+from mmdata.train.models.transformers_towers import add_patch_dropout
 from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.optimizer import make_optimizer
 
@@ -65,15 +67,31 @@ def compile_(model: str, times: int) -> None:
             print(f"{kind}, {side} x {length}: first {first:.1f} s, then {further:.3f} s", flush=True)
 
 
+def patches(model: str, times: int) -> None:
+    """Medians of whole steps with all patches and with half of them, in turn."""
+    step = Step(model, torch.device("cpu"), compiled=False, side=224)
+    add_patch_dropout(step.model.image_tower, 0.5, key="model.name")
+    batch = step.batch(8, 20)
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(times + 1):
+        for half, seconds in found.items():
+            step.model.image_tower.train(half)  # these towers have no other dropout
+            seconds.append(taken(step.update, batch))
+    whole, half = (median(seconds[1:]) for seconds in found.values())
+    print(f"step of {model}, 8 rows, all patches / half: {whole:.2f} / {half:.2f} s, {whole / half:.2f} times as fast")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["adamw", "compile"])
+    parser.add_argument("what", choices=["adamw", "compile", "patches"])
     parser.add_argument("--model", default="micro")
     parser.add_argument("--vocabulary", type=int, default=49408)
     parser.add_argument("--times", type=int, default=10)
     given = parser.parse_args()
     if given.what == "adamw":
         adamw(given.model, given.vocabulary, given.times)
+    elif given.what == "patches":
+        patches(given.model, given.times)
     else:
         compile_(given.model, given.times)
 

@@ -9,6 +9,20 @@ from pydantic import Field, model_validator
 from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Location, MayChange, Positive, Settings
 
 
+class LoraConfig(Settings):
+    """LoRA: small matrices beside linear layers of the towers learn in place of the towers' own weights."""
+
+    r: Positive = 8
+    """Rank of the matrices."""
+    alpha: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 16.0
+    """Their product counts alpha / r times."""
+    match: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which linear layers get them: names of modules, in which * stands for any text, such as "text_tower.*.fc1" or
+    "*.blocks.11.*". null: those that make queries, keys and values."""
+    dropout: BelowOne = 0.0
+    """Share of their inputs that are dropped in training."""
+
+
 class ModelConfig(Settings):
     """The towers, and how their features are compared."""
 
@@ -42,11 +56,19 @@ class ModelConfig(Settings):
     """Parts whose weights stay as they are. image, text: that tower, which runs in eval mode; a new projection above it
     is still trained (LiT). logit_scale: the factor of the similarities stays at `logit_scale_init`, as a fixed
     temperature."""
+    lora: LoraConfig | None = None
+    """LoRA with peft: of the towers only small matrices are trained. The scale, the bias and new projections above the
+    towers are trained as without it. A tower in `freeze` gets no matrices. `mmdata.load_run` and exports have them
+    merged into the weights. null: all weights are trained."""
     gradient_checkpointing: MayChange[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     dropout: BelowOne = 0.0
     """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
     have theirs in their config."""
+    patch_dropout: BelowOne = 0.0
+    """Share of the patches that training leaves out of each image, at random (FLIP); 0.5 makes a step of the image
+    tower about twice as fast. Evaluation sees all patches. mmdata's own image towers have it, and those of CLIP, SigLIP
+    and SigLIP 2."""
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0), NOT_BOOLEAN] | None = None
     """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It overrides that of
     `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
@@ -70,6 +92,10 @@ class ModelConfig(Settings):
             raise ValueError("quick_gelu is for open_clip; other models have their activation in their config")
         if self.dropout and self.name not in ("micro", "tiny", "small", "base"):
             raise ValueError(f"dropout is for micro, tiny, small and base, and name is '{self.name}': leave it out")
+        if self.patch_dropout and "image" in self.freeze:
+            raise ValueError(f"patch_dropout {self.patch_dropout}: a frozen image tower drops no patches; leave it out")
+        if self.lora is not None and {"image", "text"} <= {*self.freeze}:
+            raise ValueError("lora: a frozen tower gets no adapters, and both are in freeze; leave one of them out")
         if self.name != "pretrained":
             return self
         given = [self.clip is not None, self.open_clip is not None, pair != (None, None)]

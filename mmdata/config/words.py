@@ -24,6 +24,8 @@ OTHER_NAMES = {
     "num_workers": ("workers",),
     "prefetch_batches": ("prefetch_factor",),
     "freeze": ("lock_image", "lock_text"),
+    "match": ("target_modules",),
+    "alpha": ("lora_alpha",),
     "output": ("out", "output_dir"),
     "epochs": ("num_epochs", "max_epochs", "num_train_epochs"),
     "steps": ("num_steps", "max_steps", "total_steps", "train_steps"),

@@ -96,6 +96,11 @@ def load_run(
     tokenizer = need_tokenizer(config.data, to="use a dual encoder")
     model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
     load_weights(model, state, origin=str(path))
+    if config.model.lora is not None:
+        # Imported here: models without adapters do not need it.
+        from mmdata.train.models.lora import merge_adapters
+
+        merge_adapters(model)
     return TrainedRun(
         model.to(device).eval(),
         config,

@@ -31,7 +31,11 @@ ROWS, LENGTH, VOCABULARY = 4, 5, 30
 def make_model(dropout: float, **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
     config = ModelConfig(**{"dropout": dropout, "logit_bias_init": -10.0, **settings})
-    return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
+    model = DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # they begin at 0, and then those beside them have no gradient
+            torch.nn.init.normal_(parameter)
+    return model
 
 
 def make_batch(rank: int, case: dict) -> Batch:
@@ -98,7 +102,7 @@ DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
 
 
 def run_case(case: dict, rank: int, out: Path) -> None:
-    model = make_model(case.get("dropout", 0.0))
+    model = make_model(case.get("dropout", 0.0), **case.get("model", {}))
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"
         parallel.compile_blocks(model)

@@ -57,7 +57,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
 
 def bf16_case(case: dict, rank: int) -> dict:
     """Loss, gradients and the number formats within a block, of a step of a float32 model under autocast."""
-    model = ranks.make_model(0.0).float()
+    model = ranks.make_model(0.0, **case.get("model", {})).float()
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"
         parallel.compile_blocks(model)
@@ -83,7 +83,7 @@ def bf16_case(case: dict, rank: int) -> dict:
         micro_batch_size=case.get("micro_batch_size"),
         autocast_dtype=torch.bfloat16,
     )
-    gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters()}
+    gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         features = model.eval()(ranks.make_batch(rank, case)).text_features
     return {"loss": step.loss, "gradients": gradients, "formats": formats, "features": features}

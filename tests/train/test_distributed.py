@@ -51,6 +51,12 @@ CASES |= {f"matryoshka_distill_{way}": {**PREFIXES, **WAYS[way]} for way in ("2_
 CASES |= {
     "clip_own_extra_2": {"loss": "clip_own_extra", "valid": [SOME, ALL], "micro_batch_size": 3},
     "clip_compiled_2": {"loss": "clip", "valid": [ALL, SOME], "compile": True, "dropout": 0.3, "micro_batch_size": 3},
+    "clip_lora_2": {
+        "loss": "clip",
+        "valid": [ALL, SOME],
+        "model": {"lora": {"dropout": 0.3}, "patch_dropout": 0.5},
+        "micro_batch_size": 3,
+    },
     "clip_own_extra_3": {"loss": "clip_own_extra", "valid": [NONE, SOME, FEW], "dropout": 0.3},
 }
 

@@ -338,6 +338,32 @@ def test_what_cannot_be_loaded_is_one_clear_error(source: str | dict[str, Any], 
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hidden_size": 32},
+            r"visual_projection: 1 of another shape \(.* is \[24, 16\], in the model \[24, 32\]\); use",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"vision_model: 16 missing \(vision_model\.encoder\.layers\.2\..*\); use the folder",
+        ),
+    ],
+)
+def test_folder_with_weights_of_another_architecture_names_the_part(
+    tmp_path: Path, changes: dict[str, int], message: str
+):
+    save(tmp_path, "clip")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ConfigError, match=r"^model\.clip '.*': its weights are not those of its config\.json: .*" + message
+    ):
+        build(clip=str(tmp_path))
+
+
 def test_weights_as_pickle_are_refused(tmp_path: Path):
     model = save(tmp_path, "clip")
     (tmp_path / "model.safetensors").unlink()

@@ -40,6 +40,16 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"gradient_checkpointing": True},
     },
     "2_frozen": {"loss": "clip", "valid": [ALL, SOME], "micro_batch_size": 3, "model": {"freeze": ["image"]}},
+    "2_lora": {
+        "loss": "clip",
+        "valid": [ALL, SOME],
+        "micro_batch_size": 3,
+        "model": {
+            "lora": {"r": 1, "match": ["*.qkv", "text_tower.*.mlp.2"], "dropout": 0.3},
+            "patch_dropout": 0.5,
+            "gradient_checkpointing": True,
+        },
+    },
     "2_compiled": {"loss": "clip", "valid": [ALL, SOME], "compile": True},
     "2_compiled_micro_dropout": {
         "loss": "clip",
@@ -60,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 IN_BF16: dict[str, dict[str, Any]] = {
     "bf16": {"loss": "clip", "valid": [ALL, SOME]},
     "bf16_micro": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1},
+    "bf16_lora": {"loss": "clip", "valid": [ALL, SOME], "model": {"lora": {"dropout": 0.3}}},
     "bf16_compiled": {"loss": "clip", "valid": [ALL, ALL], "compile": True},
 }
 BLOCKS = (".transformer.blocks.0", ".transformer.blocks.1")

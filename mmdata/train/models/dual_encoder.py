@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
+from mmdata.config.model import LoraConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
@@ -149,6 +150,11 @@ class DualEncoder(nn.Module):
         )
         if config.init_from is not None:
             _init_from(model, config, Path(config.init_from))
+        if config.lora is not None:
+            # Imported here: models without adapters do not need it.
+            from mmdata.train.models.lora import add_adapters
+
+            add_adapters(model, config.lora, frozen=config.freeze)
         model.freeze(*config.freeze)
         model.embed_dim = dim or towers.image_width
         return model
@@ -247,7 +253,9 @@ def _normalize(features: Tensor) -> Tensor:
 def _built_in(config: ModelConfig, vocab_size: int) -> Towers:
     preset = PRESETS[config.name]
     checkpointing = config.gradient_checkpointing
-    image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
+    image = ImageTower(
+        preset, dropout=config.dropout, patch_dropout=config.patch_dropout, gradient_checkpointing=checkpointing
+    )
     text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
     return Towers(image, image.width, text, text.width, preset.embed_dim, PIXEL_STATS, vocab_size)
 
@@ -265,7 +273,8 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         ConfigError: the weights are of another architecture, or `source` is a model of transformers.
         DataError: nothing is there, or it is damaged.
     """
-    # Imported here: `run` imports models.
+    # Imported here: `run` imports models, and those without adapters need no `lora`.
+    from mmdata.train.models.lora import add_adapters, merge_adapters
     from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
 
     if (source / "config.json").is_file():
@@ -275,6 +284,10 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         )
     path = find_checkpoint(source)
     state = load_trained(path)
+    of_run = state.get("settings", {}).get("model", {})
+    has_adapters = of_run.get("lora") is not None
+    if has_adapters:
+        add_adapters(model, parse(LoraConfig, of_run["lora"], origin=str(path)), frozen=of_run["freeze"])
     weights, own = dict(state["model"]), model.state_dict()
     for name, given in (("logit_scale", config.logit_scale_init), ("logit_bias", config.logit_bias_init)):
         if name not in own:  # features do not depend on the bias
@@ -282,6 +295,8 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
         elif given is not None or name not in weights:
             weights[name] = own[name]
     load_weights(model, {**state, "model": weights}, origin=str(path))
+    if has_adapters:
+        merge_adapters(model)
     model.clamp_logit_scale_()
     logger.info("the weights are those of '%s'", path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +29,10 @@ from mmdata.train.models.transformers_towers import (
     ClipTextTower,
     Siglip2ImageTower,
     SiglipTextTower,
+    add_patch_dropout,
     faster_on_a_gpu,
 )
+from mmdata.train.models.weights import difference
 
 logger = logging.getLogger("mmdata")
 
@@ -59,8 +62,11 @@ def load(config: ModelConfig) -> Towers:
         text_model = _load(text, key=keys[1], gradient_checkpointing=config.gradient_checkpointing)
     else:
         scale, bias = _scale_and_bias(vision_model, is_new=not isinstance(config.clip, str))
+    image = _image_tower(vision_model, keys[0])
+    if config.patch_dropout:
+        add_patch_dropout(image[0], config.patch_dropout, key=keys[0])
     return Towers(
-        *_image_tower(vision_model, keys[0]),
+        *image,
         *_text_tower(text_model, keys[1]),
         embed_dim=512 if config.clip is None else None,
         pixel_stats=_pixel_stats(vision, vision_model),
@@ -127,10 +133,17 @@ def _text_tower(model: Any, key: str) -> tuple[nn.Module, int]:
 
 def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     """The model, in float32."""
+    loaded: dict[str, Any] = {}
     try:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
-            model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+            model, loaded = AutoModel.from_pretrained(
+                source,
+                dtype=torch.float32,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
         else:
             settings = dict(source)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -143,10 +156,25 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
             f"name, or a config with a known model_type ({why})"
         ) from error
+    if isinstance(source, str):
+        _check_whole(model, loaded, source, key)
     faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def _check_whole(model: PreTrainedModel, loaded: dict[str, Any], source: str, key: str) -> None:
+    """Refuse weights of another architecture. Of towers on their own the pooling may be new, as that of ViT's is."""
+    own: dict[str, Sequence[object]] = {name: value.shape for name, value in model.state_dict().items()}
+    # Before transformers 5 these are names without shapes.
+    others = dict((key, "?") if isinstance(key, str) else key[:2] for key in loaded["mismatched_keys"])
+    missing = loaded["missing_keys"] if model.config.model_type in CLIP_TYPES else ()
+    if why := difference(own, {name: others.get(name, shape) for name, shape in own.items() if name not in missing}):
+        raise ConfigError(
+            f"{key} '{source}': its weights are not those of its config.json: {why}; use the folder as "
+            "save_pretrained wrote it"
+        )
 
 
 def _width(model: PreTrainedModel, key: str) -> int:

@@ -191,12 +191,16 @@ class ImageTower(nn.Module):
     Attributes:
         width: features of the output.
         patch_size: sides of images must be multiples of it.
+        patch_dropout: share of patches that training leaves out; see `drop_patches`.
     """
 
-    def __init__(self, preset: Preset, *, dropout: float = 0.0, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, preset: Preset, *, dropout: float = 0.0, patch_dropout: float = 0.0, gradient_checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.width = preset.width
         self.patch_size = preset.patch_size
+        self.patch_dropout = patch_dropout
         layers: list[nn.Module] = []
         channels = 3
         for out in preset.stem:
@@ -223,7 +227,37 @@ class ImageTower(nn.Module):
         grid = self.patches(pixel_values.contiguous(memory_format=torch.channels_last))  # (B, width, H / p, W / p)
         x = grid.flatten(2).transpose(1, 2).contiguous()  # (B, T, width)
         x = x + positions_2d(grid.shape[2], grid.shape[3], self.width, like=x)
+        if self.patch_dropout and self.training:
+            x = drop_patches(x, self.patch_dropout)  # (B, K, width)
         return self.transformer(x).mean(1)  # (B, width)
+
+
+def drop_patches(x: Tensor, share: float, *, prefix: int = 0, valid: Tensor | None = None) -> Tensor:
+    """Leave out a random share of each image's patches, as many of each image.
+
+    Args:
+        x: (B, prefix + N, width), positions added.
+        share: of the N patches that are left out, below 1.
+        prefix: tokens before the patches that stay, such as a class token.
+        valid: (B, N), which of them are patches; None: all. They come before those that are none.
+
+    Returns:
+        (B, prefix + `patches_left(N, share)`, width); the patches in a random order.
+
+    Source: Li et al. 2023, FLIP (arXiv:2212.00794). From equal random numbers the patches are those of open_clip's
+    PatchDropout.
+    """
+    order = torch.randn(x.shape[0], x.shape[1] - prefix, device=x.device)
+    if valid is not None:
+        order = order.masked_fill(~valid, -math.inf)
+    kept = order.topk(patches_left(order.shape[1], share)).indices  # (B, K)
+    patches = x[:, prefix:].gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
+    return torch.cat([x[:, :prefix], patches], dim=1) if prefix else patches
+
+
+def patches_left(count: int, share: float) -> int:
+    """How many of so many patches stay; at least one."""
+    return max(1, int(count * (1 - share)))
 
 
 class TextTower(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
-from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionEmbeddings
 from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 
-from mmdata.train.models.towers import PatchConv, autocast_dtype, masked_mean
+from mmdata.errors import ConfigError
+from mmdata.train.models.towers import PatchConv, autocast_dtype, drop_patches, masked_mean, patches_left
 
 ATTENTION = "sdpa_masked"
 """torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
@@ -89,6 +91,38 @@ def cast_together(groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype) -> 
     return [(weight.view(shape), bias) for shape, weight, bias in zip(shapes, weights, biases, strict=True)]
 
 
+def add_patch_dropout(tower: nn.Module, share: float, *, key: str) -> None:
+    """Let an image tower leave out a share of each image's patches in training; see `drop_patches`.
+
+    Args:
+        tower: changed in place.
+        share: of the patches.
+        key: the setting that names the tower, for the message.
+
+    Raises:
+        ConfigError: the tower is none of CLIP, SigLIP and SigLIP 2.
+    """
+    if isinstance(tower, Siglip2ImageTower):
+        tower.patch_dropout = share
+        return
+    for part in tower.modules():
+        if isinstance(part, (CLIPVisionEmbeddings, SiglipVisionEmbeddings)):
+            prefix = int(hasattr(part, "class_embedding"))
+            part.register_forward_hook(partial(_after_embeddings, share=share, prefix=prefix))
+            return
+    model: Any = getattr(tower, "model", tower)
+    raise ConfigError(
+        f"model.patch_dropout {share}: {type(model).__name__}, which {key} names, has none; set it to 0, or take an "
+        "image tower that has: CLIP, SigLIP, SigLIP 2, or model.name micro, tiny, small or base"
+    )
+
+
+def _after_embeddings(
+    embeddings: nn.Module, _: object, x: Tensor, *, share: float, prefix: int = 0, valid: Tensor | None = None
+) -> Tensor:
+    return drop_patches(x, share, prefix=prefix, valid=valid) if embeddings.training else x
+
+
 class AnyImageTower(nn.Module):
     """A vision model's own pooling where it has one, else the mean over its tokens."""
 
@@ -133,6 +167,7 @@ class Siglip2ImageTower(nn.Module):
         self.model = model.vision_model
         _never_ask(self.model)
         self.patch_size = int(model.config.vision_config.patch_size)
+        self.patch_dropout = 0.0
 
     def forward(
         self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
@@ -145,13 +180,24 @@ class Siglip2ImageTower(nn.Module):
             raise ValueError(
                 f"patches of {side} x {side} pixels: the model's are {size} x {size}; set data.patch_size={size}"
             )
-        output = self.model(
-            pixel_values=pixel_values,
-            pixel_attention_mask=pixel_attention_mask,
-            # The library reads them one by one, and would wait for a GPU at each. A `Batch` has them on the CPU.
-            spatial_shapes=spatial_shapes.cpu(),
-        )
-        return output.pooler_output  # (B, D)
+        # The library reads shapes one by one, and would wait for a GPU at each. A `Batch` has them on the CPU.
+        shapes = spatial_shapes.cpu()
+        if not (self.patch_dropout and self.training):
+            return self.model(pixel_values, pixel_attention_mask, shapes).pooler_output  # (B, D)
+        # Positions are added in the embeddings, and need the shapes of whole images: patches are dropped behind them.
+        drop = partial(_after_embeddings, share=self.patch_dropout, valid=pixel_attention_mask.bool())
+        with self.model.embeddings.register_forward_hook(drop):
+            return self.model(pixel_values, self._mask_of_kept(pixel_attention_mask), shapes).pooler_output  # (B, D)
+
+    def _mask_of_kept(self, mask: Tensor) -> Tensor:
+        """The mask (B, K) of the patches that stay: of each image the same share of those that it has, in front.
+
+        K depends on the N places of the mask (B, N) alone, so that batches of one shape keep one shape.
+        """
+        found = mask.sum(1, keepdim=True)  # (B, 1)
+        staying = (found * (1 - self.patch_dropout)).long().clamp(min=1).minimum(found)
+        places = torch.arange(patches_left(mask.shape[1], self.patch_dropout), device=mask.device)
+        return (places < staying).to(mask.dtype)
 
     def _cut(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Images (B, 3, H, W) as patches (B, T, size * size * 3), their mask and their shapes."""

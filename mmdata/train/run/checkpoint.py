@@ -16,7 +16,6 @@ import io
 import json
 import os
 import pickle
-import textwrap
 import warnings
 import zlib
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -41,6 +40,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming, remove, sync_folder, write_whole
 from mmdata.recognize import CHECKPOINT_NAME as NAME
 from mmdata.recognize import CHECKPOINTS, Kind, recognize
+from mmdata.train.models.weights import difference
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
@@ -281,12 +281,12 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        difference = textwrap.shorten(str(error).partition(":")[2], 400, placeholder=" …")
+        shapes = [{name: value.shape for name, value in each.items()} for each in (model.state_dict(), state["model"])]
         settings: dict[str, dict[str, Any]] = state.get("settings", {})
         model_settings = {name: value for name, value in settings.get("model", {}).items() if value}
         raise ConfigError(
-            f"checkpoint '{origin}': its weights do not fit the model ({difference}); set the section model and the "
-            f"tokenizer to those it was made with: model {json.dumps(model_settings)}, data.tokenizer "
+            f"checkpoint '{origin}': its weights do not fit the model ({difference(*shapes)}); set the section model "
+            f"and the tokenizer to those it was made with: model {json.dumps(model_settings)}, data.tokenizer "
             f"{settings.get('data', {}).get('tokenizer')!r}"
         ) from error
 
