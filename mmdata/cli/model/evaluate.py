@@ -4,9 +4,11 @@
     mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/scenes/checkpoints/step-0000001000 --shards shards/other --classes classes.json
+    mmdata evaluate runs/scenes --shards shards/imagenet-val --classes imagenet
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
-classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
+classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class. "templates":
+"imagenet" are the 80 of --classes imagenet.
 Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
 captions, or are the names alone.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
@@ -26,6 +28,7 @@ from mmdata.files import write_whole
 
 COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 """Scores of a compositional test, and the share that chance gets right."""
+SHOWN_TEMPLATES = 3
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
     parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
-    parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
+    parser.add_argument("--classes", type=Path, help="JSON with class names and templates, or imagenet")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.ranks import collectives
     from mmdata.train.run.report import EVALUATION
     from mmdata.trained import load_run
-    from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
+    from mmdata.trained.evaluation import evaluate_shards, given_classes, named_classes, with_settings
     from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
@@ -62,8 +65,9 @@ def run(options: argparse.Namespace) -> int:
     val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    data = trained.config.data.model_copy(update={"val": val})
     if val and classes is None:
-        classes = named_classes(trained, val)
+        classes = given_classes(data) or named_classes(data)
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
@@ -73,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     out.parent.mkdir(parents=True, exist_ok=True)
     if val:
-        scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
+        scores["shards"] = val_in_words(data)
         scores |= evaluate_shards(trained, val, classes, out=out)
     if collectives.rank() > 0:
         return 0
@@ -99,7 +103,9 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
             table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
-        prompts = ", ".join(f'"{template}"' for template in scores["templates"])
+        prompts = ", ".join(f'"{template}"' for template in scores["templates"][:SHOWN_TEMPLATES])
+        if (more := len(scores["templates"]) - SHOWN_TEMPLATES) > 0:
+            prompts += f" and {more} more"
         table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
