@@ -77,8 +77,8 @@ class ValConfig(Settings):
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
     classes: MayChange[Location | None] = None
     """Class names and templates for zero-shot accuracy in each evaluation, where rows have labels: a JSON file (see
-    docs/train.md), `imagenet` for its 1,000 class names and 80 templates, or `shards` for the names in the shards. null:
-    none while training, and in `mmdata evaluate` the names in the shards."""
+    docs/train.md), `imagenet` for its 1,000 class names and 80 templates, or `shards` for the names in the shards.
+    null: none while training, and in `mmdata evaluate` the names in the shards."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> ValConfig:

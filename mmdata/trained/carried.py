@@ -87,7 +87,11 @@ def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
     # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
     from transformers import AutoConfig
 
+    from mmdata.train.models.transformers_towers import sentence_pooling
+
     configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
+    if "text" in named and (pooling := sentence_pooling(named["text"])):
+        configs["text"].sentence_pooling = pooling
     towers = {name: json.loads(one.to_json_string(use_diff=False)) for name, one in configs.items()}
     mean, std = ((buffer / 255).flatten().tolist() for buffer in (model.pixel_mean, model.pixel_std))
     content = {"towers": towers, "image_mean": mean, "image_std": std}

@@ -28,6 +28,7 @@ from mmdata.train.models.transformers_towers import (
     Siglip2ImageTower,
     SiglipTextTower,
     faster_on_a_gpu,
+    sentence_pooling,
 )
 
 logger = logging.getLogger("mmdata")
@@ -108,6 +109,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
             model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
+            if key == "model.text" and (pooling := sentence_pooling(source)):
+                model.config.sentence_pooling = pooling
         else:
             settings = dict(source)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
