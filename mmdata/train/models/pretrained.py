@@ -109,8 +109,6 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
             model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
-            if key == "model.text" and (pooling := sentence_pooling(source)):
-                model.config.sentence_pooling = pooling
         else:
             settings = dict(source)
             config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -123,6 +121,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
             f"name, or a config with a known model_type ({why})"
         ) from error
+    if key == "model.text" and isinstance(source, str) and (pooling := sentence_pooling(source)):
+        model.config.sentence_pooling = pooling
     faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
