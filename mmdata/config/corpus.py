@@ -75,6 +75,10 @@ class ValConfig(Settings):
 
     select: str | None = None
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
+    classes: MayChange[Location | None] = None
+    """Class names and templates for zero-shot accuracy in each evaluation, where rows have labels: a JSON file (see
+    docs/train.md), `imagenet` for its 1,000 class names and 80 templates, or `shards` for the names in the shards.
+    null: none while training, and in `mmdata evaluate` the names in the shards."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> ValConfig:
@@ -84,6 +88,8 @@ class ValConfig(Settings):
             raise ValueError(
                 "select chooses rows of val.shards, which is not set; data.select chooses those of a share"
             )
+        if self.classes is not None and not self:
+            raise ValueError("classes are those of the rows of val.shards or val.share: set one of them")
         return self
 
     def __bool__(self) -> bool:

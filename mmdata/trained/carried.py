@@ -88,8 +88,11 @@ def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
     from transformers import AutoConfig
 
     from mmdata.train.models.open_clip import read_open_clip
+    from mmdata.train.models.transformers_towers import sentence_pooling
 
     configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
+    if "text" in named and (pooling := sentence_pooling(named["text"])):
+        configs["text"].sentence_pooling = pooling
     towers = {name: json.loads(one.to_json_string(use_diff=False)) for name, one in configs.items()}
     if config.open_clip is not None:
         towers["clip"] = read_open_clip(config.open_clip, quick_gelu=config.quick_gelu).config

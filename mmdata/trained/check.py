@@ -23,6 +23,7 @@ from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.run.objective import check_loss
+from mmdata.trained.evaluation import given_classes
 
 logger = logging.getLogger("mmdata")
 
@@ -62,6 +63,7 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     _note(problems, lambda: _open(data), "data.shards: ")
     if data.val.shards is not None:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
+    _note(problems, lambda: given_classes(data), "data.val.classes: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
     if data.negative_captions is not None and not Path(data.negative_captions).is_file():
         problems.append(f"data.negative_captions '{data.negative_captions}': no such file; {REMEDY}")

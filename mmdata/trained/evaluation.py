@@ -1,17 +1,20 @@
-"""Evaluate a trained model on shards; under torchrun the ranks share the rows."""
+"""Evaluate a model on shards, in training and after it; under torchrun the ranks share rows and prompts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor, nn
 
+from mmdata.batch import Batch
 from mmdata.config import Config
 from mmdata.config.corpus import CorpusConfig, ValConfig, val_in_words
 from mmdata.config.data import DataConfig, evaluation_data
@@ -20,12 +23,13 @@ from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerp
 from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.train.evaluation.embedding import Features, embed
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.train.evaluation.embedding import embed, embed_texts
 from mmdata.train.evaluation.evaluate import score_retrieval, zero_shot
-from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes
+from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, read_classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
-from mmdata.trained import TrainedRun
+from mmdata.trained.run import TrainedRun, tokenized
 
 logger = logging.getLogger("mmdata")
 
@@ -71,12 +75,105 @@ def ledger_of(out: Path, rank: int | str) -> Path:
     return out.with_name(f"{out.stem}-ledger-rank{rank}.jsonl")
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Rows to evaluate a model on, and the classes that their labels mean.
+
+    Attributes:
+        data: settings of the run; its `val` names the rows.
+        loader: this rank's rows.
+        classes: by label; None: no zero-shot accuracy.
+        prompts: of the classes, as `embed_texts` takes them.
+        lengths: of features whose retrieval is scored too (`train.matryoshka`).
+    """
+
+    data: DataConfig
+    loader: Loader
+    classes: Classes | None
+    prompts: list[Tensor]
+    lengths: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        data: DataConfig,
+        tokenizer: Tokenizer,
+        classes: Classes | None,
+        *,
+        setting: str = "--classes",
+        lengths: Sequence[int] = (),
+    ) -> Evaluation:
+        """Check what there is to evaluate.
+
+        Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
+
+        Args:
+            data: settings of the run.
+            tokenizer: of the run.
+            classes: in any order that `_by_label` takes; None: no zero-shot accuracy.
+            setting: what names the classes, for messages.
+            lengths: see `Evaluation`.
+
+        Raises:
+            ConfigError: shards of labels only, and no classes.
+            DataError: the shards have no labels for the classes.
+        """
+        ranks, named, data = collectives.world_size(), data, evaluation_data(data)
+        if isinstance(data.captions, str) and not open_index(data).has_captions:  # nor has a table any
+            if classes is None:
+                raise ConfigError(
+                    f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give "
+                    f"{setting} FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
+                )
+            data = data.model_copy(update={"tokenizer": None, "text_buckets": 8})
+        # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
+        data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
+        loader = Loader.from_config(data, rank=collectives.rank(), world_size=ranks)
+        if classes is not None:
+            classes = _by_label(classes, loader.index, data, setting)
+        prompts = [] if classes is None else list(tokenized(classes.prompts, tokenizer))
+        return cls(named, loader, classes, prompts, lengths)
+
+    def scores(
+        self, model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None
+    ) -> dict[str, Any]:
+        """Retrieval in both directions, and zero-shot accuracy if there are classes. A collective.
+
+        Args:
+            model: as for `embed`.
+            batches: those of `loader`.
+            autocast_dtype: of the towers.
+
+        Raises:
+            DataError: no row could be loaded.
+        """
+        with of_evaluation(self.data):
+            features = embed(model, batches, source=self.loader, autocast_dtype=autocast_dtype)
+            if not len(features.rows):
+                raise DataError(f"none of the {self.loader.plan.num_rows:,} rows could be loaded")
+        scores: dict[str, Any] = {"rows": len(features.rows)}
+        if features.text is not None:
+            scores = score_retrieval(features, share=True)
+            for length in self.lengths:
+                scores[f"matryoshka_{length}"] = score_retrieval(features.first(length), share=True)
+        if self.classes is None:
+            return scores
+        assert features.labels is not None, "checked before"
+        # Few rows of a corpus may have labels, and none of those be one to evaluate on: the retrieval scores are kept.
+        if features.text is not None and not bool((features.labels >= 0).any()):
+            if collectives.rank() == 0:
+                rows = f"{len(features.rows):,}"
+                logger.warning("none of the %s rows that were loaded has a label; zero-shot accuracy is left out", rows)
+            return scores
+        prompts = embed_texts(model, self.prompts, autocast_dtype=autocast_dtype)
+        prompts = prompts.reshape(len(self.classes.classes), len(self.classes.templates), -1)
+        return scores | zero_shot(features.image, features.labels, prompts)
+
+
 def evaluate_shards(
     trained: TrainedRun, val: ValConfig | None = None, classes: Classes | None = None, *, out: Path | None = None
 ) -> dict[str, Any]:
-    """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
-
-    Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
+    """`Evaluation.scores` of a trained model. A collective.
 
     Args:
         trained: the model.
@@ -85,68 +182,59 @@ def evaluate_shards(
         out: file of the scores; the rows that could not be loaded are listed beside it (`ledger_of`).
 
     Raises:
-        ConfigError: shards of labels only, and no classes.
-        DataError: no row could be loaded, or the shards have no labels for the classes.
+        ConfigError, DataError: as `Evaluation`.
     """
-    rank, ranks = collectives.rank(), collectives.world_size()
-    data = trained.config.data
+    rank, data = collectives.rank(), trained.config.data
     if val is not None:
         data = data.model_copy(update={"val": val})
-    named, data = data, evaluation_data(data)
-    if isinstance(data.captions, str) and not open_index(data).has_captions:  # nor has a table any
-        if classes is None:
-            raise ConfigError(
-                f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes "
-                f"FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
-            )
-        data = data.model_copy(update={"tokenizer": None, "text_buckets": 8})
-    # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
-    data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
-    loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    evaluation = Evaluation.of(data, trained.tokenizer, classes, lengths=trained.config.train.matryoshka or ())
+    loader = evaluation.loader
     if out is not None:
         loader.ledger.write_to(ledger_of(out, rank), epoch=0, step=0)
-    if rank == 0 and named.val.share is not None and (others := loader.other_shards(dict(trained.position))):
+    if rank == 0 and data.val.share is not None and (others := loader.other_shards(dict(trained.position))):
         logger.warning(
             "%s. The run was trained on the former. A row is on the same side of data.val.share in both, unless its "
             "image file has changed, as by --resize: then the run may have been trained on it",
             others,
         )
-    if classes is not None:
-        classes = _by_label(classes, loader.index, data)
     console = Console(stderr=True, quiet=rank > 0)
     batches = track(loader, "embedding", total=len(loader), console=console, disable=rank > 0)
-    with of_evaluation(named), trained.numerics():
-        features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
+    with trained.numerics():
+        scores = evaluation.scores(trained.model, batches, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(gather(loader.state_dict(), collectives.cpu_group()))["rows_masked"]
     listed = "" if out is None else f", listed in {ledger_of(out, '*')}"
     for reason, count in masked.items():
         line = f"left out: {counted(count, 'row')} that could not be loaded ({reason}){listed}"
         console.print(line, soft_wrap=True)
-    if not len(features.rows):
-        raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")
-    scores: dict[str, Any] = {"rows": len(features.rows)}
-    if features.text is not None:
-        scores = score_retrieval(features, share=True)
-        for length in trained.config.train.matryoshka or ():
-            scores[f"matryoshka_{length}"] = score_retrieval(features.first(length), share=True)
-    if classes is not None:
-        scores |= _zero_shot(trained, features, classes)
+    if evaluation.classes is not None and "zero_shot_top1" in scores:
+        scores["templates"] = evaluation.classes.templates
     return {**scores, "rows_masked": masked}
 
 
-def named_classes(trained: TrainedRun, val: ValConfig | None = None) -> Classes | None:
+def given_classes(data: DataConfig) -> Classes | None:
+    """The classes that `data.val.classes` names; None if it names none.
+
+    Raises:
+        DataError: as `read_classes`, or the shards name no classes.
+    """
+    if data.val.classes is None:
+        return None
+    if data.val.classes != "shards":
+        return read_classes(data.val.classes)
+    if (classes := named_classes(data)) is None:
+        raise DataError(f"the shards of {val_in_words(data)} do not name the classes of all labels: give a file")
+    return classes
+
+
+def named_classes(data: DataConfig) -> Classes | None:
     """The classes of labelled shards by the names in the shards; None if there are none.
 
     The prompts are made as the captions were, if `mmdata convert --caption-template` made these of the names; else each
     is a name alone. The run's own names may be numbered otherwise, so they serve only where they are given.
 
     Args:
-        trained: the model.
-        val: what to evaluate on; None: `data.val` of the run.
+        data: settings of a run; its `val` names the rows.
     """
-    data = trained.config.data
-    if val is not None:
-        data = data.model_copy(update={"val": val})
     index = open_index(evaluation_data(data))
     names = index.class_names
     if not (names and index.has_labels and len(index)):
@@ -159,20 +247,7 @@ def named_classes(trained: TrainedRun, val: ValConfig | None = None) -> Classes 
     return Classes(classes=names, templates=made[0] if all(one == made[0] for one in made) else ["{}"])
 
 
-def _zero_shot(trained: TrainedRun, features: Features, classes: Classes) -> dict[str, Any]:
-    """Accuracy with the templates of its prompts; empty, with a warning, if captions can be scored and no label can."""
-    assert features.labels is not None, "checked before"
-    # Few rows of a corpus may have labels, and none of those be a row to evaluate on: the retrieval scores are kept.
-    if features.text is not None and not bool((features.labels >= 0).any()):
-        if collectives.rank() == 0:
-            rows = f"{len(features.rows):,}"
-            logger.warning("none of the %s rows that were loaded has a label; zero-shot accuracy is left out", rows)
-        return {}
-    prompts = trained.embed_prompts(classes).to(features.image.device)
-    return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
-
-
-def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
+def _by_label(classes: Classes, index: Index, data: CorpusConfig, setting: str) -> Classes:
     """The classes in the order of the labels, checked before anything is embedded.
 
     They are taken by name if all names in the shards are among them, and no two of those are alike. Else shards may
@@ -183,7 +258,7 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
         DataError: there are no labels, or more than there are classes, or the shards have other classes.
     """
     if not index.has_labels:
-        raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
+        raise DataError(f"{setting} needs labels, and shards '{data.shards}' have none")
     names, known = index.class_names or [], len(classes.classes)
     given = {_plain(name): name for name in classes.classes}
     in_shards = [given.get(_plain(name)) for name in names]
@@ -191,19 +266,19 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
         ordered = list(dict.fromkeys([*filter(None, in_shards), *classes.classes]))
         if ordered != classes.classes and collectives.rank() == 0:
             logger.warning(
-                "shards '%s' number their classes otherwise than --classes, which is taken by name", data.shards
+                "shards '%s' number their classes otherwise than %s, which is taken by name", data.shards, setting
             )
         return Classes(classes=ordered, templates=classes.templates)
     both = zip(in_shards, classes.classes, strict=False)
     moved = any(name is not None and _plain(name) != _plain(own) for name, own in both)
     if names and (known != len(names) or moved):
         raise DataError(
-            f"--classes has {known} classes, and shards '{data.shards}' have {len(names)}, of other names or in "
+            f"{setting} has {known} classes, and shards '{data.shards}' have {len(names)}, of other names or in "
             f"another order: list the classes in the order of the shards: {excerpt(', '.join(names))}"
         )
     if (highest := int(index.column("label").max())) >= known:
         raise DataError(
-            f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
+            f"{setting} has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
             f"up to {highest}: list a class for each label"
         )
     return classes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -242,22 +242,17 @@ class TrainedRun:
         """
         if isinstance(texts, str):
             raise TypeError("embed_texts takes a list of strings: got str; write [text]")
-        cleaned = [_cleaned(text, position) for position, text in enumerate(texts)]
-        if not cleaned:
-            raise ValueError("embed_texts got no text: the list is empty")
         parts: list[Tensor] = []
-        for start in range(0, len(cleaned), TEXTS_AT_ONCE):
-            some = cleaned[start : start + TEXTS_AT_ONCE]
-            length = min(max(self.tokenizer.count(some)), self.tokenizer.max_length)
-            ids, mask = (torch.from_numpy(x).to(self.device) for x in self.tokenizer.encode(some, length))
+        for chunk in tokenized(texts, self.tokenizer):
             with self._computing():
-                parts.append(self.model.encode_text(ids, mask).float().cpu())
+                parts.append(self.model.encode_text(*chunk.to(self.device).unbind(dim=1)).float().cpu())
+        if not parts:
+            raise ValueError("embed_texts got no text: the list is empty")
         return torch.cat(parts)
 
     def embed_prompts(self, classes: Classes) -> Tensor:
         """Features (C, T, D) of each class in each template, as of `embed_texts`."""
-        prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
-        return self.embed_texts(prompts).reshape(len(classes.classes), len(classes.templates), -1)
+        return self.embed_texts(classes.prompts).reshape(len(classes.classes), len(classes.templates), -1)
 
     def zero_shot(
         self,
@@ -327,6 +322,20 @@ class TrainedRun:
                 on_device = {name: value.to(self.device) for name, value in batch.items()}
                 features[places] = self.model.encode_image(**on_device).float().cpu()
         return features
+
+
+def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:
+    """The token ids and attention masks of texts, for one forward after the other: int64 (n, 2, L).
+
+    Raises:
+        ConfigError: a text is no valid Unicode.
+        TypeError: something is not a string.
+    """
+    cleaned = [_cleaned(text, position) for position, text in enumerate(texts)]
+    for start in range(0, len(cleaned), TEXTS_AT_ONCE):
+        some = cleaned[start : start + TEXTS_AT_ONCE]
+        length = min(max(tokenizer.count(some)), tokenizer.max_length)
+        yield torch.stack([torch.from_numpy(x) for x in tokenizer.encode(some, length)], dim=1)
 
 
 def _cleaned(text: object, position: int) -> str:

@@ -12,7 +12,6 @@ import yaml
 from torch import nn
 
 from mmdata.config import Config
-from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
 from mmdata.errors import ConfigError, Problems
@@ -23,7 +22,6 @@ from mmdata.loader.regrouped import RegroupedLoader, is_of_run
 from mmdata.recognize import CHECKPOINTS, Kind, recognize
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
@@ -32,7 +30,7 @@ from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 from mmdata.trained.check import check_run, shape_problems, warn_of_device, warn_of_false_negatives, warn_of_mining
-from mmdata.trained.evaluation import ledger_of, of_evaluation
+from mmdata.trained.evaluation import Evaluation, given_classes, ledger_of
 from mmdata.trained.run import load_run
 
 logger = logging.getLogger("mmdata")
@@ -66,7 +64,11 @@ def train(config: Config, output: Path, device: torch.device) -> int:
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
     else:
         loader = Loader.from_config(data, rank=rank, world_size=world_size)
-    val_loader = Loader.from_config(evaluation_data(data), rank=rank, world_size=world_size) if data.val else None
+    val: Evaluation | None = None
+    if data.val:
+        lengths = config.train.matryoshka or ()
+        val = Evaluation.of(data, tokenizer, given_classes(data), setting="data.val.classes", lengths=lengths)
+    loaders = [loader] if val is None else [loader, val.loader]
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config = config.model
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
@@ -74,7 +76,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    distill, plans = config.train.distill, [each.plan for each in (loader, val_loader) if each is not None]
+    distill, plans = config.train.distill, [each.plan for each in loaders]
     teacher = None
     if distill is not None and distill.teacher is not None:
         teacher = load_teacher(distill.teacher, tokenizer, device)
@@ -82,7 +84,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     wrong += [f"train.distill.teacher: {each}" for each in shape_problems(teacher, plans[:1])] if teacher else []
     if wrong:
         raise Problems(*wrong)
-    evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
+    evaluate = None if val is None else _evaluate_on(val, config, output)
     settings = config.model_dump(mode="json")
     given: dict[str, Any] = {"settings": settings, "evaluate": evaluate, "teacher": teacher}
     trainer = Trainer(model, loader, config.train, output=output, **given)
@@ -90,8 +92,8 @@ def train(config: Config, output: Path, device: torch.device) -> int:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, tokenizer)
         keep_model(output, config.model, model)
-        for each in (loader, val_loader):
-            if each is not None and (names := each.index.class_names):
+        for each in loaders:
+            if names := each.index.class_names:
                 keep_classes(output, names)
                 break
     state = loader.state_dict()
@@ -163,17 +165,16 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
             cut_ledger(path, epoch=state["epoch"], step=state["step"])
 
 
-def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Retrieval over a loader's rows, as the loop calls it; equal images or captions are no mistakes.
+def _evaluate_on(val: Evaluation, config: Config, output: Path) -> Callable[[nn.Module], Mapping[str, float]]:
+    """The scores of an evaluation, as the loop calls it; equal images or captions are no mistakes.
 
     A file of the run lists the rows that could not be loaded in the newest evaluation.
     """
     dtype = AUTOCAST[cast(Precision, config.train.precision)]
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        loader.set_epoch(0)
-        loader.ledger.write_to(ledger_of(output / EVALUATION, collectives.rank()), epoch=0, step=0)
-        with of_evaluation(config.data):
-            return evaluate_retrieval(model, loader, autocast_dtype=dtype)
+        val.loader.set_epoch(0)
+        val.loader.ledger.write_to(ledger_of(output / EVALUATION, collectives.rank()), epoch=0, step=0)
+        return val.scores(model, val.loader, autocast_dtype=dtype)
 
     return evaluate

@@ -47,7 +47,7 @@ def test_settings_cannot_be_changed_later_and_a_copy_is_checked():
 def test_a_resumed_run_may_change_all_of_loading_and_what_is_marked():
     changeable = set(changeable_settings(Config))
     loading = [f"data.loading.{name}" for name in LoadingConfig.model_fields]
-    places = ["shards", "shards.shards", "val.shards", "join.table", "join.shards"]
+    places = ["shards", "shards.shards", "val.shards", "val.classes", "join.table", "join.shards"]
     assert {name for name in changeable if name.startswith("data.")} == {*loading, *(f"data.{name}" for name in places)}
     assert {"train.micro_batch_size", "model.gradient_checkpointing"} <= changeable
     assert "train.lr" not in changeable

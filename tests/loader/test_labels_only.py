@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -225,12 +224,13 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
         r'JSON such as {"classes": \["dog", "cat"\], "templates"',
     ):
         evaluate_shards(trained, ValConfig(shards=str(folder)))
-    assert named_classes(trained, ValConfig(shards=str(folder))) is None  # numbers without names
+    val, other = (ValConfig(shards=str(shards)) for shards in (folder, tmp_path / "named"))
+    assert named_classes(config.data.model_copy(update={"val": val})) is None  # numbers without names
     (tmp_path / "named").mkdir()
     members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
     (tmp_path / "named/0.tar").write_bytes(make_tar(members))
     build_index(tmp_path / "named")
-    assert named_classes(trained, ValConfig(shards=str(tmp_path / "named"))) == Classes(classes=CLASSES)
+    assert named_classes(config.data.model_copy(update={"val": other})) == Classes(classes=CLASSES)
 
 
 def test_retrieval_of_captions_that_a_table_gives_shards_of_labels(folder, tmp_path):
@@ -261,17 +261,14 @@ def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images)
     convert(tmp_path / "raw", tmp_path / "out", ConvertConfig(caption_templates=["a photo of a {}."]))
     data = {"shards": str(tmp_path / "out"), "image_size": 32, "global_batch_size": 2}
     config = parse(Config, {"data": data, "model": {"name": "micro"}}, origin="test")
-    trained = cast(TrainedRun, SimpleNamespace(config=config))
-    assert named_classes(trained, ValConfig(shards=str(tmp_path / "out"))) == Classes(
-        classes=sorted(CLASSES), templates=["a photo of a {}."]
-    )
+    of_val = config.data.model_copy(update={"val": ValConfig(shards=str(tmp_path / "out"))})
+    assert named_classes(of_val) == Classes(classes=sorted(CLASSES), templates=["a photo of a {}."])
     convert(tmp_path / "raw", tmp_path / "other", ConvertConfig(caption_templates=["a {}."]))
     mixed = [{"shards": str(tmp_path / name)} for name in ("out", "other")]  # no template is that of both
     config = parse(
         Config, {**config.model_dump(), "data": {**data, "shards": mixed, "val": {"share": 0.9}}}, origin="test"
     )
-    trained = cast(TrainedRun, SimpleNamespace(config=config))
-    assert named_classes(trained, None) == Classes(classes=sorted(CLASSES), templates=["{}"])
+    assert named_classes(config.data) == Classes(classes=sorted(CLASSES), templates=["{}"])
 
 
 def named(folder: Path, images: list[bytes], classes: list[str]) -> str:

@@ -53,7 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         named |= {f"caption_{side}": text for side, (_, text) in enumerate(sides)}
         pairs.append({"type": ("colour", "shade")[i % 2], **named})
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    (folder / "classes.json").write_text(json.dumps({"classes": COLORS, "templates": ["a {} picture", "{}"]}))
+    (folder / "classes.json").write_text(
+        json.dumps({"classes": [*COLORS, "pale", "dark", "grey"], "templates": "imagenet"})
+    )
     convert(table, folder / "shards", ConvertConfig(train_tokenizer=300, keep_duplicates=True))
     index = Index.open(folder / "shards")
     place = index.take(np.array([11]), ["image_offset", "image_bytes"])

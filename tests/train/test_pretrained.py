@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, CLIPImageProcessor
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
@@ -20,6 +21,7 @@ from mmdata.train import DualEncoder, train_step
 from mmdata.train.models import transformers_towers
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.run.objective import ContrastiveLoss
+from mmdata.trained.carried import keep_model, kept_model
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT = {**LAYERS, "vocab_size": 60, "max_position_embeddings": 12, "bos_token_id": 57, "eos_token_id": 58}
@@ -274,6 +276,42 @@ def test_pair_from_folders_with_a_frozen_image_tower(tmp_path: Path):
     train_step(encoder, make_batch(), ContrastiveLoss("clip"))
     trained = {name.split(".")[0] for name, p in encoder.named_parameters() if p.grad is not None}
     assert trained == {"text_tower", "image_projection", "text_projection", "logit_scale"}
+
+
+@pytest.mark.parametrize("way", ["mean", "cls"])
+def test_text_tower_pools_as_sentence_transformers_does(tmp_path: Path, way: str):
+    vision, text = PAIRS["vit_bert"]
+    AutoModel.from_config(AutoConfig.for_model(**text)).save_pretrained(tmp_path)
+    theirs = Pooling(16, pooling_mode=way)
+    (tmp_path / "1_Pooling").mkdir()
+    theirs.save(str(tmp_path / "1_Pooling"))
+    encoder, batch = build(vision=vision, text=str(tmp_path)), make_batch()
+    tower: Any = encoder.text_tower
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    with torch.no_grad():
+        tokens = AutoModel.from_pretrained(tmp_path).eval()(input_ids=ids, attention_mask=mask).last_hidden_state
+        expected = theirs({"token_embeddings": tokens, "attention_mask": mask})["sentence_embedding"]
+        torch.testing.assert_close(tower(ids, mask), expected)
+    assert not [name for name, _ in encoder.named_parameters() if "pooler" in name and "text_tower" in name]
+    # A run keeps the towers' configs, not their folders.
+    config = ModelConfig(name="pretrained", vision=vision, text=str(tmp_path))
+    keep_model(tmp_path, config, encoder)
+    (tmp_path / "1_Pooling/config.json").unlink()
+    kept: Any = kept_model(tmp_path / "checkpoints/step-1", config, vocab_size=60)
+    kept.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(kept.text_tower.eval()(ids, mask), expected)
+
+
+def test_text_tower_of_sentence_transformers_with_another_pooling_is_refused(tmp_path: Path):
+    vision, text = PAIRS["vit_bert"]
+    AutoModel.from_config(AutoConfig.for_model(**text)).save_pretrained(tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
+    old = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(old))
+    with pytest.raises(
+        ConfigError, match=r"tokens are pooled by \['pooling_mode_mean_tokens', 'pooling_mode_max_tok.*ch"
+    ):
+        build(vision=vision, text=str(tmp_path))
 
 
 def test_pixels_are_normalised_as_the_model_was_trained(tmp_path: Path):

@@ -114,7 +114,7 @@ def test_load_run_loaded_image_of_a_large_jpeg_differs_little(make_run: MakeRun,
 
 def test_evaluate_names_the_classes_of_captioned_shards_by_itself(make_run: MakeRun):
     run = mmdata.load_run(make_run(), "cpu", precision=None)
-    classes = named_classes(run)
+    classes = named_classes(run.config.data)
     assert classes == Classes(classes=["dog", "cat"], templates=["{}"])
     scores = evaluate_shards(run, classes=classes)
     assert scores["templates"] == ["{}"]
@@ -133,7 +133,7 @@ def test_evaluate_without_a_label_among_its_rows_scores_retrieval(
     convert(tmp_path / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "val": {"share": 0.4}}
     run = mmdata.load_run(write_run(tmp_path, photos, {"name": "micro"}, **data), "cpu", precision=None)
-    classes = named_classes(run)
+    classes = named_classes(run.config.data)
     assert classes == Classes(classes=["dog"])
     scores = evaluate_shards(run, classes=classes)
     assert scores["texts"] == scores["rows"] > 0

@@ -5,9 +5,11 @@
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/finetuned --interpolate-with clip-vit-b-32    # scores of weights between the two, too
     mmdata evaluate runs/scenes/checkpoints/step-0000001000 --shards shards/other --classes classes.json
+    mmdata evaluate runs/scenes --shards shards/imagenet-val --classes imagenet
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
-classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
+classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class. "templates":
+"imagenet" are the 80 of --classes imagenet.
 Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
 captions, or are the names alone.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
@@ -27,6 +29,7 @@ from mmdata.files import write_whole
 
 COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 """Scores of a compositional test, and the share that chance gets right."""
+SHOWN_TEMPLATES = 3
 
 INTERPOLATED = ("image_to_text_r1", "text_to_image_r1", "zero_shot_top1")
 """Scores of interpolated weights in the table; the file has all."""
@@ -40,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
     parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
-    parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
+    parser.add_argument("--classes", type=Path, help="JSON with class names and templates, or imagenet")
     parser.add_argument("--no-ema", action="store_true", help="the trained weights, in place of the averaged ones")
     parser.add_argument(
         "--interpolate-with",
@@ -62,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.ranks import collectives
     from mmdata.train.run.report import EVALUATION
     from mmdata.trained import load_run
-    from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
+    from mmdata.trained.evaluation import evaluate_shards, given_classes, named_classes, with_settings
     from mmdata.trained.interpolate import ALPHAS, interpolated
     from mmdata.trained.pairs import read_pairs, score_pairs
 
@@ -77,8 +80,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
     if not val and options.interpolate_with is not None:
         raise ConfigError("--interpolate-with needs images and captions: the run has no data.val; give --shards")
+    data = trained.config.data.model_copy(update={"val": val})
     if val and classes is None:
-        classes = named_classes(trained, val)
+        classes = given_classes(data) or named_classes(data)
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     out.parent.mkdir(parents=True, exist_ok=True)
     if val:
-        scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
+        scores["shards"] = val_in_words(data)
         scores |= evaluate_shards(trained, val, classes, out=out)
         if options.interpolate_with is not None:
             between = (interpolated(trained, options.interpolate_with, alpha) for alpha in ALPHAS)
@@ -121,7 +125,9 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
                 table.add_row(name.replace("_", " ") + part, *(percent(found[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
-        prompts = ", ".join(f'"{template}"' for template in scores["templates"])
+        prompts = ", ".join(f'"{template}"' for template in scores["templates"][:SHOWN_TEMPLATES])
+        if (more := len(scores["templates"]) - SHOWN_TEMPLATES) > 0:
+            prompts += f" and {more} more"
         table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)

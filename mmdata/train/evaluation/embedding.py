@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -132,6 +132,27 @@ def embed(
     )
 
 
+@torch.compiler.set_stance("force_eager")
+@torch.no_grad()
+def embed_texts(model: nn.Module, chunks: Sequence[Tensor], *, autocast_dtype: torch.dtype | None = None) -> Tensor:
+    """Features of texts that all ranks have; the ranks share the work. A collective.
+
+    Args:
+        model: with a method `encode_text` as that of `DualEncoder`, in eval mode.
+        chunks: the texts of a forward each, one or more: int64 (n, 2, L), token ids and attention masks.
+        autocast_dtype: as for `embed`.
+
+    Returns:
+        float32 (N, D), L2-normalised, in the order of the texts, on the model's device.
+    """
+    device, group = next(model.parameters()).device, collectives.cpu_group()
+    calls = -(-len(chunks) // collectives.world_size())
+    first = calls * collectives.rank()
+    with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+        features = _encode(model, chunks[first : first + calls], calls, device)
+    return _of_all_ranks(features, group)
+
+
 def _features_of(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Features of the images, and of the texts if the batch has some."""
     if "input_ids" in batch:
@@ -175,22 +196,31 @@ def _embed_captions(
     """
     inputs = (torch.stack([part.input_ids, part.attention_mask], dim=1) for part in captions)
     chunks = [chunk for part in inputs for chunk in part.split(batch_size) if len(chunk)]
-    # All ranks call the model equally often, since each call of a sharded model is a collective.
     calls = max(gather(len(chunks), group))
     if not calls:
         return None
+    features = _encode(model, chunks, calls, rows.device)
+    rows_of = torch.cat([part.rows for part in captions]).to(rows.device)
+    hashes = torch.cat([part.caption_hash for part in captions]).to(rows.device)
+    features, rows_of, hashes = (_of_all_ranks(values, group) for values in (features, rows_of, hashes))
+    return EvaluatedTexts(features, _positions(rows, rows_of), hashes)
+
+
+def _encode(model: nn.Module, chunks: Sequence[Tensor], calls: int, device: torch.device) -> Tensor:
+    """Features of this rank's texts; `chunks` as for `embed_texts`.
+
+    All ranks call the model equally often, `calls` times, since each call of a sharded model is a collective.
+    """
     encode_text: Any = getattr(model, "encode_text", None)
     if encode_text is None:
         raise ValueError(
-            f"rows have several captions, and {type(model).__name__} has no method encode_text(input_ids, "
-            "attention_mask) for texts alone, as DualEncoder has: add one, or evaluate on rows of one caption"
+            f"there are classes, or rows with several captions, and {type(model).__name__} has no method "
+            "encode_text(input_ids, attention_mask) for texts alone, as DualEncoder has: add one, or evaluate on rows "
+            "of one caption and without classes"
         )
-    chunks += [torch.ones(1, 2, 1, dtype=torch.long)] * (calls - len(chunks))
-    features = torch.cat([encode_text(*chunk.to(rows.device).unbind(dim=1)).float() for chunk in chunks])
-    rows_of = torch.cat([part.rows for part in captions]).to(rows.device)
-    hashes = torch.cat([part.caption_hash for part in captions]).to(rows.device)
-    features, rows_of, hashes = (_of_all_ranks(values, group) for values in (features[: len(rows_of)], rows_of, hashes))
-    return EvaluatedTexts(features, _positions(rows, rows_of), hashes)
+    padded = [*chunks, *[torch.ones(1, 2, 1, dtype=torch.long)] * (calls - len(chunks))]
+    features = torch.cat([encode_text(*chunk.to(device).unbind(dim=1)).float() for chunk in padded])
+    return features[: sum(map(len, chunks))]
 
 
 def _of_all_ranks(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -31,6 +31,7 @@ from mmdata.train.models.transformers_towers import (
     SiglipTextTower,
     add_patch_dropout,
     faster_on_a_gpu,
+    sentence_pooling,
 )
 from mmdata.train.models.weights import difference
 
@@ -158,6 +159,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
         ) from error
     if isinstance(source, str):
         _check_whole(model, loaded, source, key)
+    if key == "model.text" and isinstance(source, str) and (pooling := sentence_pooling(source)):
+        model.config.sentence_pooling = pooling
     faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionEmbeddings
 from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
+from transformers.utils.hub import cached_file
 
 from mmdata.errors import ConfigError
 from mmdata.train.models.towers import PatchConv, autocast_dtype, drop_patches, masked_mean, patches_left
@@ -257,12 +260,38 @@ class SiglipTextTower(nn.Module):
         return self.model(input_ids=tokens).pooler_output  # (B, D)
 
 
+def sentence_pooling(source: str) -> str | None:
+    """How sentence-transformers pools the tokens of a model, "mean" or "cls"; None: it is not one of its models.
+
+    Args:
+        source: folder or Hugging Face name of the model.
+
+    Raises:
+        ConfigError: it pools them otherwise.
+    """
+    try:
+        file = cached_file(source, "1_Pooling/config.json")
+    except OSError:  # there is none
+        return None
+    settings: dict[str, Any] = json.loads(Path(str(file)).read_bytes())
+    # Before version 5.4 each way was a key of its own.
+    ways = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+    way = settings.get("pooling_mode") or [key for key, on in settings.items() if key.startswith("pooling_") and on]
+    for name, key in ways.items():
+        if way in (name, [name], [key]):
+            return name
+    raise ConfigError(f"'{file}': tokens are pooled by {way}; mmdata has mean and cls: choose another text model")
+
+
 class AnyTextTower(nn.Module):
-    """A text model's own pooling where it has one, else the mean over its tokens."""
+    """The pooling of sentence-transformers where a model is one of its; else its own; else the mean over its tokens."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.pooling: str | None = getattr(model.config, "sentence_pooling", None)
+        if self.pooling is not None and hasattr(model, "pooler"):
+            model.pooler = None  # left from the pretraining of a BERT, and never used
         self.length = int(getattr(model.config, "max_position_embeddings", 0)) or None
         _never_ask(model)
 
@@ -270,6 +299,8 @@ class AnyTextTower(nn.Module):
         if self.length is not None:
             _check_length(input_ids, self.length)
         output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        if self.pooling == "cls":
+            return output.last_hidden_state[:, 0]
         pooled = getattr(output, "pooler_output", None)
         return masked_mean(output.last_hidden_state, attention_mask) if pooled is None else pooled  # (B, width)
 
