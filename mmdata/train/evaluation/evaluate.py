@@ -104,7 +104,7 @@ def zero_shot(image_features: Tensor, labels: Tensor, prompt_features: Tensor) -
     classes = len(prompt_features)
     if int(labels.max()) >= classes:
         raise ValueError(f"label {int(labels.max())} has no class: {classes} classes were given, 0 to {classes - 1}")
-    class_features = torch.nn.functional.normalize(prompt_features.double().mean(dim=1), dim=-1)
+    class_features = torch.nn.functional.normalize(prompt_features.mean(dim=1, dtype=torch.float64), dim=-1)
     scores = image_features[known].double() @ class_features.T  # (N, C)
     own = scores.gather(1, labels[known].unsqueeze(1))
     others = torch.arange(classes, device=labels.device) != labels[known].unsqueeze(1)
