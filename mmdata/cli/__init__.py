@@ -25,7 +25,7 @@ GROUPS = {
         "data/index": "index WebDataset tars; no tar is changed",
         "model/train": "train a dual encoder on shards; the same command resumes a run",
         "model/report": "write an HTML page about a corpus, about runs, and about what a model finds",
-        "model/export": "save a trained model as a folder that transformers loads",
+        "model/export": "save a trained model for transformers, open_clip or ONNX",
     },
     "Data": {
         "data/plan": "show steps, shapes and padding of an epoch; no image is read",
