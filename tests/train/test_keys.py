@@ -24,7 +24,7 @@ FLOATS = [torch.float16, torch.float32, torch.float64, torch.complex64]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "distill"])  # it compares with all rows
 def test_losses_refuse_keys_that_are_no_integers(name: str, dtype: torch.dtype):
     inputs = (*features(6), scalar(9.0), scalar(-4.0))
     word = str(dtype).removeprefix("torch.")
