@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.train import DualEncoder
+from mmdata.train.models.towers import PRESETS, ImageTower
 from mmdata.train.ranks import sharding
 from tests.programs import run_ranks
 from tests.rounding import RUN_IN_DOUBLE, rounding
@@ -91,7 +91,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_blocks_are_those_of_lists_and_of_timm():
     vit = VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=2, num_heads=2, num_classes=5)
     assert list(sharding.blocks_of(vit)) == list(vit.blocks)
-    tower = DualEncoder.from_config({"name": "base", "embed_dim": 8}, vocab_size=9).image_tower
+    with torch.device("meta"):
+        tower = ImageTower(PRESETS["base"])
     assert list(sharding.blocks_of(tower)) == list(tower.transformer.blocks), "its patches are one layer"
 
 
