@@ -18,7 +18,7 @@ class LoraConfig(Settings):
     """Their product counts alpha / r times."""
     match: Annotated[list[str], Field(min_length=1)] | None = None
     """Which linear layers get them: names of modules, in which * stands for any text, such as "text_tower.*.fc1" or
-    "*.blocks.11.*". null: those that make queries, keys and values."""
+    "*.blocks.11.*"; a tower in which none match is frozen. null: those that make queries, keys and values."""
     dropout: BelowOne = 0.0
     """Share of their inputs that are dropped in training."""
 

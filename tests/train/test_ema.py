@@ -17,14 +17,6 @@ from tests.train.test_checkpoint import equal
 from tests.train.test_loop import last_state, make_trainer, read_metrics
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("with_buffers", [False, True])
 def test_average_is_that_of_timm(with_buffers: bool):
     torch.manual_seed(0)
@@ -40,7 +32,18 @@ def test_average_is_that_of_timm(with_buffers: bool):
     assert not torch.equal(ours.model[0].weight, model[0].weight)
 
 
-def test_average_is_evaluated_and_goes_on_after_a_resume_bit_for_bit(tmp_path: Path):
+def test_average_shares_weights_that_need_no_gradient():
+    model = small.small_model()
+    model.freeze("image")
+    average = EMA(model, AverageConfig(decay=0.8))
+    own, theirs = dict(average.model.named_parameters()), dict(model.named_parameters())
+    assert {name for name in own if own[name] is theirs[name]} == {
+        f"image_tower.{name}" for name in dict(model.image_tower.named_parameters())
+    }
+
+
+@pytest.mark.parametrize("groups", [[], [{"match": "image_tower.*", "freeze": True}]], ids=["all", "frozen"])
+def test_average_is_evaluated_and_goes_on_after_a_resume_bit_for_bit(tmp_path: Path, groups: list[dict[str, Any]]):
     judged: list[nn.Module] = []
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -48,7 +51,7 @@ def test_average_is_evaluated_and_goes_on_after_a_resume_bit_for_bit(tmp_path: P
         judged.append(model)
         return small.evaluate(model)
 
-    settings: dict[str, Any] = {"ema": {"decay": 0.7}, "teacher": {"decay": 0.9}}
+    settings: dict[str, Any] = {"ema": {"decay": 0.7}, "teacher": {"decay": 0.9}, "groups": groups}
     whole = make_trainer(tmp_path, evaluate=evaluate, **settings)
     assert whole.run() == 0
     state, lines = last_state(tmp_path), read_metrics(tmp_path, "evaluation")

@@ -16,14 +16,6 @@ from mmdata.train.run.trainer import Trainer
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small, spoiled_from
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def overflowing(output: Path, when: range, **changes: Any) -> Trainer:
     """A run under fp16 in which a gradient overflows in the steps `when`, at any scale; the loss stays finite."""
     trainer = make_trainer(output, **{"precision": "fp16", "checkpoint_every_steps": 1, **changes})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_layer_decay
 from torch import nn
@@ -18,7 +19,7 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
-from mmdata.train.run.groups import parameter_groups
+from mmdata.train.run.groups import freeze_groups, parameter_groups
 from mmdata.train.run.optimizer import averages, load_averages, make_optimizer, set_learning_rate
 from tests.train import small_run as small
 from tests.train.test_checkpoint import equal
@@ -30,12 +31,16 @@ CLIP = {
     "text_config": {**LAYERS, "vocab_size": 30, "bos_token_id": 28, "eos_token_id": 29},
     "vision_config": {**LAYERS, "image_size": 32, "patch_size": 16},
 }
+VIT = {"model_type": "vit", **LAYERS, "image_size": 32, "patch_size": 16}
+MPNET = {"model_type": "mpnet", **LAYERS, "vocab_size": 30}
+DEBERTA = {"model_type": "deberta-v2", **LAYERS, "vocab_size": 30, "relative_attention": True}
+MATCH_RMS = "match_rms_adamw"
 PLACES = {
-    "embeddings|pre_layrnorm|patches|tokens|stem": "cls_token",
-    r"(blocks|layers)\.0\.": "blocks.0.mlp.fc1.weight",
-    r"(blocks|layers)\.1\.": "blocks.1.mlp.fc1.weight",
-    "post_layernorm|final_layer_norm|transformer.norm": "norm.weight",
-    "projection": "head.weight",
+    "embeddings|relative_attention_bias|pre_layrnorm|patches|tokens|stem": "cls_token",
+    r"(blocks|layers?)\.0\.": "blocks.0.mlp.fc1.weight",
+    r"(blocks|layers?)\.1\.": "blocks.1.mlp.fc1.weight",
+    "post_layernorm|final_layer_norm|transformer.norm|model.layernorm": "norm.weight",
+    "projection|pooler": "head.weight",
 }
 """What a parameter's name has in it, the first that fits, and a parameter of timm's at the same place."""
 
@@ -67,7 +72,15 @@ def test_layer_decay_is_that_of_timm_for_a_vit_of_timm():
     assert learns_in(model.image_tower, groups) == expected
 
 
-@pytest.mark.parametrize("model", [{"name": "tiny"}, {"name": "pretrained", "clip": CLIP}], ids=["tiny", "clip"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "tiny"},
+        {"name": "pretrained", "clip": CLIP},
+        *({"name": "pretrained", "vision": VIT, "text": text} for text in (MPNET, DEBERTA)),
+    ],
+    ids=["tiny", "clip", "mpnet", "deberta"],
+)
 def test_layer_decay_is_that_of_timm_at_the_same_depth(model: dict[str, Any]):
     encoder = DualEncoder.from_config(model, vocab_size=30)
     groups = [
@@ -103,7 +116,7 @@ def plain(model: DualEncoder, name: str) -> list[torch.optim.Optimizer]:
         return found
 
     if name == "muon":
-        muon = torch.optim.Muon(groups(hidden=True), momentum=0.8, adjust_lr_fn="match_rms_adamw")
+        muon = torch.optim.Muon(groups(hidden=True), momentum=0.8, adjust_lr_fn=MATCH_RMS)
         return [muon, torch.optim.AdamW(groups(hidden=False), betas=(0.8, 0.98))]
     if name == "sgd":
         return [torch.optim.SGD(groups(hidden=None), momentum=0.8)]
@@ -155,6 +168,10 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
             [{"match": "logit_*", "weight_decay": 0.5}],
             "weight_decay of 'logit_*' acts on matrices, and none learns",
         ),
+        (
+            [{"match": "image_tower.*", "lr_scale": 0.1}],
+            "nothing that 'image_tower.*' matches learns: model.freeze or model.lora keeps it as it is; leave the",
+        ),
         ([{"match": "*", "freeze": True}], "leave no parameter that learns: freeze less"),
         (
             [{"match": "*", "freeze": True, "lr_scale": 2}],
@@ -164,8 +181,10 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
     ],
 )
 def test_groups_that_do_not_fit_are_errors(groups: list[dict[str, Any]], said: str):
+    model = tiny()
+    model.freeze(*(["image"] if "model.freeze or" in said else []))
     with pytest.raises(ConfigError, match=re.escape(said)):
-        make_optimizer(tiny(), config(groups=groups))
+        make_optimizer(model, config(groups=groups))
 
 
 def test_optimizer_that_has_nothing_to_work_on_or_cannot_is_an_error():
@@ -185,6 +204,8 @@ def test_run_says_its_groups_before_it_begins_and_keeps_what_is_frozen(
     groups = [{"match": "image_tower.*", "freeze": True}, {"match": "text_*", "lr_scale": 0.5, "weight_decay": 0}]
     trainer = make_trainer(tmp_path, steps=3, groups=groups)
     assert capsys.readouterr().out.splitlines()[1:] == [
+        "593 of 1,409 parameters learn: logit_scale 1, image_tower 0, text_tower 320, image_projection 136, "
+        "text_projection 136",
         "group image_tower.*: 816 parameters frozen",
         "group text_*: 456 parameters, lr 0.005, weight decay 0",
         "group all others: 137 parameters, lr 0.01, weight decay 0.2",
@@ -196,6 +217,44 @@ def test_run_says_its_groups_before_it_begins_and_keeps_what_is_frozen(
     assert not {name for name in state["optimizer"] if name.startswith("image_tower")}
     with pytest.raises(ConfigError, match=r"train\.groups\.1\.lr_scale was 0\.5, is 0\.25"):
         make_trainer(tmp_path, steps=3, groups=[groups[0], {**groups[1], "lr_scale": 0.25}])
+
+
+def test_muon_alone_makes_the_updates_of_torch_also_after_a_resume():
+    ours, theirs = (nn.ModuleDict({"tower": nn.Module()}) for _ in range(2))
+    for model in (ours, theirs):
+        torch.manual_seed(0)
+        model["tower"].blocks = nn.ModuleList([nn.Linear(4, 4, bias=False)])
+    settings = config(optimizer="muon", betas=(0.8, 0.98))
+    optimizer = make_optimizer(ours, settings)
+    expected = torch.optim.Muon(theirs.parameters(), lr=0.01, momentum=0.8, weight_decay=0.2, adjust_lr_fn=MATCH_RMS)
+    for step in range(3):
+        for model, each in ((ours, optimizer), (theirs, expected)):
+            grow(model, step)
+            each.step()
+        resumed = make_optimizer(ours, settings)
+        averages(ours, resumed, make=True)
+        load_averages(ours, resumed, averages(ours, optimizer))
+        optimizer = resumed
+        set_learning_rate(optimizer, 0.01)
+    assert equal(ours.state_dict(), theirs.state_dict())
+
+
+def test_groups_of_the_page_end_the_backward_pass_above_the_blocks_that_they_freeze():
+    page = Path(__file__).parents[2] / "docs" / "train.md"
+    [groups] = [
+        groups
+        for code in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        if (groups := yaml.safe_load(code).get("train", {}).get("groups")) and "layers" in str(groups)
+    ]
+    model = DualEncoder.from_config(
+        {"name": "pretrained", "clip": {**CLIP, "vision_config": {**CLIP["vision_config"], "num_hidden_layers": 11}}}
+    )
+    freeze_groups(model, config(groups=groups).groups)
+    learns: list[bool] = []
+    for layer in model.image_tower.get_submodule("tower.model.encoder.layers"):
+        layer.register_forward_pre_hook(lambda _, inputs: learns.append(inputs[0].requires_grad))
+    model.encode_image(torch.zeros(2, 3, 32, 32))
+    assert learns == [False] * 10 + [True]
 
 
 def test_groups_that_are_off_are_matrices_and_all_others():

@@ -52,14 +52,6 @@ def load_program() -> ModuleType:
 small = load_program()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_trainer(output: Path, batches: Any = None, evaluate: Any = None, **changes: Any) -> Trainer:
     config = small.train_config(**changes)
     return Trainer(small.small_model(), batches or small.SmallBatches(), config, output=output, evaluate=evaluate)

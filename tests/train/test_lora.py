@@ -17,6 +17,19 @@ from mmdata.train.models.lora import merge_adapters
 from mmdata.train.run.objective import ContrastiveLoss
 from tests.train.test_pretrained import config_of, library_output, make_batch, save
 
+SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+BERT = {"model_type": "bert", **SMALL, "vocab_size": 60}
+DEBERTA = {"model_type": "deberta-v2", **SMALL, "vocab_size": 60}
+MODERN = {
+    "model_type": "modernbert",
+    **SMALL,
+    "vocab_size": 60,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+
 
 def build(**settings: Any) -> DualEncoder:
     torch.manual_seed(0)
@@ -104,6 +117,13 @@ def test_lora_trains_adapters_what_is_above_the_towers_and_no_frozen_tower(
     assert sorted({*found} - {*adapters}) == sorted(others + scale)
 
 
+@pytest.mark.parametrize(("text", "layers"), [(DEBERTA, 6), (MODERN, 2)], ids=["deberta-v2", "modernbert"])
+def test_lora_finds_queries_keys_and_values_by_other_names(text: dict[str, Any], layers: int):
+    model = build(name="pretrained", vision={"model_type": "vit", **SMALL, "image_size": 32}, text=text, lora={})
+    adapted = [name.partition(".")[0] for name in learning(model) if "lora_A" in name]
+    assert (adapted.count("image_tower"), adapted.count("text_tower")) == (6, layers)
+
+
 def test_lora_leaves_layers_alone_whose_weights_another_module_reads():
     """The head of SigLIP's image tower is torch's MultiheadAttention, which never calls its out_proj."""
     model = build(name="pretrained", clip=config_of("siglip"), lora={"match": ["image_tower.*out_proj"]})
@@ -132,7 +152,12 @@ def test_merged_model_has_the_features_and_the_weights_of_a_plain_one(settings: 
         (
             {"lora": {"match": ["*.qkv", "text_tower.*.qvk"]}},
             r"^model\.lora\.match 'text_tower\.\*\.qvk': no linear layer of a tower that is not frozen has such a "
-            r"name; the nearest are text_tower\.transformer\.blocks\.\*\.attention\.qkv, ",
+            r"name \(did you mean 'text_tower\.\*\.qkv'\?\); there are image_tower\.\*\.0, ",
+        ),
+        (
+            {"name": "pretrained", "vision": RESNET, "text": BERT, "lora": {}},
+            r"^model\.lora: no linear layer of the image tower is named as those of queries, keys and values are; name "
+            r"some in model\.lora\.match \(there are none\), or leave the tower as it is with model\.freeze=\[image\]$",
         ),
         ({"lora": {"match": ["image_tower.*"]}, "freeze": ["image"]}, r"match 'image_tower\.\*': no linear layer of a"),
         ({"lora": {}, "freeze": ["image", "text"]}, "lora: a frozen tower gets no adapters, and both are in freeze"),
@@ -141,7 +166,7 @@ def test_merged_model_has_the_features_and_the_weights_of_a_plain_one(settings: 
 )
 def test_lora_that_adapts_nothing_is_an_error(settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        build(name="micro", **settings)
+        build(**{"name": "micro", **settings})
 
 
 def test_lora_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
+from mmdata.train.models.towers import PRESETS, ImageTower
 from mmdata.train.ranks import sharding
 from tests.programs import run_ranks
 from tests.rounding import RUN_IN_DOUBLE, rounding
@@ -86,6 +88,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_blocks_are_those_of_lists_and_of_timm():
+    vit = VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=2, num_heads=2, num_classes=5)
+    assert list(sharding.blocks_of(vit)) == list(vit.blocks)
+    with torch.device("meta"):
+        tower = ImageTower(PRESETS["base"])
+    assert list(sharding.blocks_of(tower)) == list(tower.transformer.blocks), "its patches are one layer"
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sweep(keep=1)
 def test_sharding_gives_the_gradients_of_one_process(results: Path, name: str):
@@ -149,8 +159,9 @@ def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, 
 @pytest.mark.sweep
 def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then: str):
     def go(output: Path, way: str, **spec: Any) -> subprocess.CompletedProcess[str]:
-        teacher = {"decay": 0.9}
-        settings = {"parallel": "ddp" if way == "alone" else way, "epochs": 2, "teacher": teacher}
+        groups = [{"match": "image_tower.*", "freeze": True}]  # the teacher shares them where it is not sharded
+        settings = {"parallel": "ddp" if way == "alone" else way, "epochs": 2, "teacher": {"decay": 0.9}}
+        settings["groups"] = groups
         return run_small(output, torchrun=0 if way == "alone" else 2, dropout=0.0, double=True, train=settings, **spec)
 
     assert go(tmp_path / "whole", "alone").returncode == 0

@@ -31,14 +31,6 @@ def read_losses(output: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_teacher_follows_the_model():
     model = torch.nn.Linear(2, 1)
     torch.nn.init.constant_(model.weight, 1.0)

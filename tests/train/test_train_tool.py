@@ -39,15 +39,6 @@ def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
     return cli.main([name, *map(str, words)])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Numbers are added up in the same order in all runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with raw/ (24 labelled images of 3 classes, pairs.jsonl, classes.json) and shards/."""

@@ -22,7 +22,8 @@ class EMA(FrozenEncoder):
     Where the model is sharded (FSDP2), so is the copy, and each rank averages its shares.
 
     Args:
-        model: not wrapped in DDP; the copy starts with its weights, in eval mode.
+        model: not wrapped in DDP; the copy starts with its weights, in eval mode. It shares those that need
+            no gradient, such as a frozen tower's: they take no memory twice, unless the model is sharded.
         config: how fast it follows, and the margin of a teacher.
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
@@ -38,7 +39,9 @@ class EMA(FrozenEncoder):
         micro_batch_size: int | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(copy.deepcopy(model), micro_batch_size=micro_batch_size, autocast_dtype=autocast_dtype)
+        shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+        own = copy.deepcopy(model, shared)
+        super().__init__(own, micro_batch_size=micro_batch_size, autocast_dtype=autocast_dtype)
         self.config = config
 
     @torch.no_grad()

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
 
 from torch import nn
 
 from mmdata.config.model import LoraConfig
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, meant
 
-logger = logging.getLogger("mmdata")
-
-QUERIES_KEYS_VALUES = ("*.[qkv]_proj", "*.qkv", "*.query", "*.key", "*.value", "*.[qkv]_lin")
+QUERIES_KEYS_VALUES = (
+    *("*.[qkv]", "*.[qkv]_proj", "*.[qkv]_lin", "*.query", "*.key", "*.value", "*.query_proj", "*.key_proj"),
+    *("*.value_proj", "*.qkv", "*.Wqkv", "*.in_proj", "*.query_key_value"),
+)
 """Names of these layers in mmdata's own towers and in those of transformers."""
 
 
 def add_adapters(model: nn.Module, config: LoraConfig, *, frozen: Collection[str] = ()) -> None:
     """Add an adapter to each linear layer of the towers that `config.match` names, in place.
 
-    Of the towers nothing else is trained from now on; what is above them stays as it was.
+    Of the towers nothing else is trained from now on, also of one in which no pattern matches; what is above them stays
+    as it was.
 
     Args:
         model: a DualEncoder.
@@ -30,7 +30,7 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, frozen: Collection[str
         frozen: "image", "text": this tower gets none.
 
     Raises:
-        ConfigError: a pattern that no layer matches; names the nearest.
+        ConfigError: a pattern that no layer matches; or, without patterns, a tower without such layers.
         ImportError: peft is not installed.
 
     Source: Hu et al. 2021 (arXiv:2106.09685); queries, keys and values of both towers: Zanella and Ben Ayed 2024,
@@ -40,28 +40,37 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, frozen: Collection[str
         import peft
     except ImportError as error:
         raise ImportError("model.lora needs peft: pip install 'mmdata[lora]'") from error
-    sides = [side for side in ("image", "text") if side not in frozen]
-    towers = {f"{side}_tower": model.get_submodule(f"{side}_tower") for side in sides}
-    layers = [
-        f"{tower}.{name}"
-        for tower, module in towers.items()
-        for name, part in module.named_modules()
-        if type(part) is nn.Linear  # nn.MultiheadAttention reads the weights of its own kind, and would miss an adapter
-    ]
-    matching = _matching(layers, config.match)
-    for tower, module in towers.items():
-        module.requires_grad_(False)
-        own = [name.removeprefix(f"{tower}.") for name in matching if name.startswith(f"{tower}.")]
+    towers = {side: model.get_submodule(f"{side}_tower") for side in ("image", "text") if side not in frozen}
+    layers = {
+        side: [f"{side}_tower.{name}" for name, part in tower.named_modules() if type(part) is nn.Linear]
+        for side, tower in towers.items()  # nn.MultiheadAttention's kind of nn.Linear would miss an adapter
+    }
+    everywhere = [name for names in layers.values() for name in names]
+    for pattern in config.match or ():
+        if not any(fnmatchcase(name, pattern) for name in everywhere):
+            kinds = _kinds(everywhere)
+            raise ConfigError(
+                f"model.lora.match '{pattern}': no linear layer of a tower that is not frozen has such a name"
+                f"{meant(pattern, kinds)}; there are {', '.join(kinds)}"
+            )
+    for side, tower in towers.items():
+        patterns = config.match or QUERIES_KEYS_VALUES
+        own = [name for name in layers[side] if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if not own and config.match is None:
+            raise ConfigError(
+                f"model.lora: no linear layer of the {side} tower is named as those of queries, keys and values are; "
+                f"name some in model.lora.match (there are {', '.join(_kinds(layers[side]))}), or leave the "
+                f"tower as it is with model.freeze=[{side}]"
+            )
+        tower.requires_grad_(False)
         if own:
             settings = peft.LoraConfig(
                 r=config.r,
                 lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  # a factor: any number will do
                 lora_dropout=config.dropout,
-                target_modules=own,
+                target_modules=[name.removeprefix(f"{side}_tower.") for name in own],
             )
-            peft.inject_adapter_in_model(settings, module)
-        learning = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        logger.info("model.lora: %s has adapters at %d layers, %s weights", tower, len(own), f"{learning:,}")
+            peft.inject_adapter_in_model(settings, tower)
 
 
 def merge_adapters(model: nn.Module) -> None:
@@ -78,15 +87,6 @@ def merge_adapters(model: nn.Module) -> None:
     model.requires_grad_(True)
 
 
-def _matching(layers: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
-    """The layers that patterns name; None: those of queries, keys and values."""
-    found = {pattern: fnmatch.filter(layers, pattern) for pattern in patterns or QUERIES_KEYS_VALUES}
-    missed = [pattern for pattern, names in found.items() if not names]
-    if missed and (patterns or len(missed) == len(found)):
-        kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in layers})
-        near = difflib.get_close_matches(missed[0], kinds, n=3, cutoff=0.0)
-        raise ConfigError(
-            f"model.lora.match '{missed[0]}': no linear layer of a tower that is not frozen has such a name; the "
-            f"nearest are {', '.join(near)}"
-        )
-    return [name for name in layers if any(name in names for names in found.values())]
+def _kinds(layers: Iterable[str]) -> list[str]:
+    """Patterns that name the layers, such as text_tower.*.fc1."""
+    return sorted({re.sub(r"\..*\.", ".*.", name) for name in layers}) or ["none"]

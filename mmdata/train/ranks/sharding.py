@@ -125,9 +125,13 @@ def towers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of each list of modules, not those of lists within them: a transformer's blocks."""
+    """A transformer's blocks: elements of each ModuleList (transformers), or Sequential of one class (timm).
+
+    Those of lists within them are not given.
+    """
     for part in module.children():
-        if isinstance(part, nn.ModuleList):
-            yield from (block for block in part if any(True for _ in block.parameters()))
+        is_list = isinstance(part, nn.ModuleList)
+        if is_list or (isinstance(part, nn.Sequential) and len(part) > 1 and len({type(one) for one in part}) == 1):
+            yield from (block for block in part.children() if any(True for _ in block.parameters()))
         else:
             yield from blocks_of(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from mmdata.config import TrainConfig
 from mmdata.config.train import ParameterGroupConfig
 from mmdata.errors import ConfigError, meant
+from mmdata.train.ranks.sharding import blocks_of
 
 REST = ParameterGroupConfig.model_construct(match="all others")
 """The group of all parameters that are in no other."""
@@ -80,20 +82,33 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     if not found:
         raise ConfigError("train.groups and model.freeze leave no parameter that learns: freeze less")
     for group in config.groups:
+        decays = {made["weight_decay"] for made in found.values() if made["match"] == group.match}
+        if not (decays or group.freeze):
+            raise ConfigError(
+                f"train.groups: nothing that '{group.match}' matches learns: model.freeze or model.lora keeps it as it "
+                "is; leave the group out"
+            )
         if group.layer_decay is not None and not any(owners.get(name) is group for name in layers):
             raise ConfigError(f"train.groups: layer_decay of '{group.match}': no tower with numbered blocks is in it")
-        decays = {made["weight_decay"] for made in found.values() if made["match"] == group.match}
         if group.weight_decay and not any(decays):
             raise ConfigError(f"train.groups: weight_decay of '{group.match}' acts on matrices, and none learns there")
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 
 def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig) -> Iterator[str]:
-    """A line for each group of `train.groups`, and one for all other parameters; none where there are no groups.
+    """How many parameters learn, where some do not; then a line for each group of `train.groups` and for the rest.
 
     Example:
+        "294,913 of 151,572,226 parameters learn: logit_scale 1, image_tower 0, text_tower 294,912";
         "group image_*: 86,192,640 parameters, lr 2.4e-07 to 1e-05 (14 rates), weight decay 0.2".
     """
+    learning = Counter[str]()
+    for name, parameter in model.named_parameters():
+        learning[name.partition(".")[0]] += parameter.numel() * parameter.requires_grad
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if learning.total() < total:
+        parts = ", ".join(f"{part} {size:,}" for part, size in learning.items())
+        yield f"{learning.total():,} of {total:,} parameters learn: {parts}"
     owners = freeze_groups(model, config.groups)
     for group in [*config.groups, REST] if config.groups else []:
         made = [one for one in optimizer.param_groups if one["match"] == group.match]
@@ -112,27 +127,17 @@ def _layers(model: nn.Module) -> dict[str, tuple[int, bool]]:
     """Of each parameter of a tower with blocks: the layers above it, and whether it is in a block.
 
     The layers of n blocks: 0 are the embeddings, 1 to n the blocks, n + 1 what comes after them. As in timm, a norm
-    right after the last block counts as part of it.
+    right after the last block counts as part of it. Tables of positions beside the blocks are embeddings, too.
     """
     found: dict[str, tuple[int, bool]] = {}
     for tower_name, tower in model.named_children():
-        numbers = {id(p): number for number, block in enumerate(_blocks(tower), 1) for p in block.parameters()}
+        numbers = {id(part.weight): 0 for part in tower.modules() if isinstance(part, nn.Embedding)}
+        numbers |= {id(p): number for number, block in enumerate(blocks_of(tower), 1) for p in block.parameters()}
         depth, layer = max(numbers.values(), default=0), 0
         for name, parameter in tower.named_parameters() if depth else ():
-            if id(parameter) in numbers:
-                layer = numbers[id(parameter)]
-            elif layer == depth and parameter.ndim > 1:
+            own = numbers.get(id(parameter))
+            layer = max(layer, own or 0)
+            if own is None and layer == depth and parameter.ndim > 1:
                 layer += 1
-            found[f"{tower_name}.{name}"] = depth + 1 - layer, id(parameter) in numbers
+            found[f"{tower_name}.{name}"] = depth + 1 - (layer if own is None else own), bool(own)
     return found
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a tower: elements of a ModuleList (transformers), or of a Sequential of one class (timm)."""
-    for part in module.children():
-        if isinstance(part, nn.ModuleList) or (
-            isinstance(part, nn.Sequential) and len({type(one) for one in part}) == 1
-        ):
-            yield from (block for block in part if any(True for _ in block.parameters()))
-        else:
-            yield from _blocks(part)

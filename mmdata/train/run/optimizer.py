@@ -64,14 +64,14 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.lr)
     by_muon, others = ([group for group in groups if group["by_muon"] is kind] for kind in (True, False))
-    # Fused: one pass over weights, gradients and averages in place of ten.
-    adamw = torch.optim.AdamW(others, lr=config.lr, betas=config.betas, fused=True)
-    if config.optimizer == "adamw":
-        return adamw
-    if not by_muon:
+    if config.optimizer == "muon" and not by_muon:
         raise ConfigError("train.optimizer muon is for the matrices of the towers' blocks, and none learns: take adamw")
-    muon = torch.optim.Muon(by_muon, lr=config.lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-    return MuonAndAdamW(muon, adamw)
+    parts: list[torch.optim.Optimizer] = []
+    if by_muon:
+        parts += [torch.optim.Muon(by_muon, lr=config.lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")]
+    if others:  # fused: one pass over weights, gradients and averages in place of ten
+        parts += [torch.optim.AdamW(others, lr=config.lr, betas=config.betas, fused=True)]
+    return parts[0] if len(parts) == 1 else MuonAndAdamW(*parts)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
