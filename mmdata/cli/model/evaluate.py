@@ -31,9 +31,6 @@ COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 """Scores of a compositional test, and the share that chance gets right."""
 SHOWN_TEMPLATES = 3
 
-INTERPOLATED = ("image_to_text_r1", "text_to_image_r1", "zero_shot_top1")
-"""Scores of interpolated weights in the table; the file has all."""
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint")
@@ -66,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.run.report import EVALUATION
     from mmdata.trained import load_run
     from mmdata.trained.evaluation import evaluate_shards, given_classes, named_classes, with_settings
-    from mmdata.trained.interpolate import ALPHAS, interpolated
+    from mmdata.trained.interpolate import curve
     from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
@@ -87,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
+    between = curve(trained, options.interpolate_with) if options.interpolate_with is not None else ()
     scores: dict[str, Any] = {"step": trained.step, "epochs_done": trained.epoch}
     scores |= {"ema": True} if trained.is_average else {}
     path = trained.checkpoint
@@ -96,8 +94,7 @@ def run(options: argparse.Namespace) -> int:
         scores["shards"] = val_in_words(data)
         scores |= evaluate_shards(trained, val, classes, out=out)
         if options.interpolate_with is not None:
-            between = (interpolated(trained, options.interpolate_with, alpha) for alpha in ALPHAS)
-            entries = [{"alpha": each.alpha, **evaluate_shards(each, val, classes)} for each in between]
+            entries = [{"alpha": x.alpha, "with": x.mixed_with, **evaluate_shards(x, val, classes)} for x in between]
             scores["interpolation"] = [*entries, {"alpha": 1.0, **scores}]
     if collectives.rank() > 0:
         return 0
@@ -115,14 +112,14 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from mmdata.inspect.runs import INTERPOLATED, RECALLS
+
     console = Console()
     if "image_to_text_r1" in scores:
         title = f"{scores['images']:,} images, {scores['texts']:,} captions of {scores['shards']}"
         table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(printable(title)))
-        lengths = [name for name in scores if name.startswith("matryoshka_")]
-        for part, found in [("", scores), *((f", first {one.split('_')[1]} numbers", scores[one]) for one in lengths)]:
-            for name in ("image_to_text", "text_to_image", "chance")[: 2 if part else 3]:
-                table.add_row(name.replace("_", " ") + part, *(percent(found[f"{name}_r{k}"]) for k in (1, 5, 10)))
+        for name in (key.removesuffix("_r1") for key in scores if key.endswith("_r1")):
+            table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
         prompts = ", ".join(f'"{template}"' for template in scores["templates"][:SHOWN_TEMPLATES])
@@ -132,10 +129,10 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "interpolation" in scores:
-        names = [name for name in INTERPOLATED if name in scores]
-        table = Table("alpha", *(name.replace("_", " ") for name in names), title="interpolated weights")
+        keys = {name: RECALLS[name][0] for name in INTERPOLATED if RECALLS[name][0] in scores}
+        table = Table("alpha", *keys, title="interpolated weights")
         for entry in scores["interpolation"]:
-            table.add_row(f"{entry['alpha']:g}", *(percent(entry[name]) for name in names))
+            table.add_row(f"{entry['alpha']:g}", *(percent(entry[key]) for key in keys.values()))
         console.print(table)
     if "compositional" in scores:
         scored = {name for values in scores["compositional"].values() for name in values}
