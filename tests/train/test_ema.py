@@ -38,7 +38,7 @@ def test_average_is_that_of_timm(with_buffers: bool):
         theirs.update(model)
     assert equal(ours.state_dict(), theirs.module.state_dict())
     assert not torch.equal(ours.model[0].weight, model[0].weight)
-    model.register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
+    model[0].register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
     EMA(model, AverageConfig()).update(model)  # an integer has no average
 
 

@@ -27,8 +27,6 @@ from mmdata.cli.paths import check_folder, check_run
 from mmdata.errors import ConfigError, printable
 from mmdata.files import write_whole
 
-COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
-"""Scores of a compositional test, and the share that chance gets right."""
 SHOWN_TEMPLATES = 3
 
 
@@ -112,7 +110,7 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from mmdata.inspect.runs import INTERPOLATED, RECALLS
+    from mmdata.inspect.runs import CHANCE, INTERPOLATED, RECALLS
 
     console = Console()
     if "image_to_text_r1" in scores:
@@ -136,12 +134,12 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         console.print(table)
     if "compositional" in scores:
         scored = {name for values in scores["compositional"].values() for name in values}
-        table = Table("swap", "pairs", *COMPOSITIONAL, title=escape(printable(scores["pairs"])))
+        table = Table("swap", "pairs", *CHANCE, title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
             # Pairs with one image have an accuracy alone.
-            columns = [percent(values[name]) if name in values else "" for name in COMPOSITIONAL]
+            columns = [percent(values[name]) if name in values else "" for name in CHANCE]
             table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
-        columns = [percent(share) if name in scored else "" for name, share in COMPOSITIONAL.items()]
+        columns = [percent(share) if name in scored else "" for name, share in CHANCE.items()]
         table.add_row("chance", "", *columns, style="dim")
         console.print(table)
     console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)
