@@ -169,9 +169,9 @@ class DistillConfig(Settings):
     """Adds the cross entropy of the model's logits against the softmax of a teacher's, in both directions (open_clip's
     DistillClipLoss). Give `teacher` or `fields`."""
 
-    teacher: Location | None = None
+    teacher: MayChange[Location | None] = None
     """A run or checkpoint, or a CLIP or SigLIP model of transformers, with the tokenizer and the pixels of this run. It
-    is frozen, and embeds each batch."""
+    is frozen, and embeds each batch. A resumed run may find it elsewhere."""
     fields: FeatureFields | None = None
     """Features of a teacher that the batches hold, such as DataCompDR's; no model is loaded."""
     logit_scale: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = None
@@ -248,7 +248,7 @@ class TrainConfig(Settings):
     `precision` bf16, else as `precision` says."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
-    matryoshka: list[Positive] | None = None
+    matryoshka: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Lengths such as [64, 128]: the first 64 and the first 128 numbers of all features, normalised again, are trained
     to be features themselves. The loss is the mean of theirs and that of the whole features. null: none."""
     distill: DistillConfig | None = None
@@ -293,6 +293,12 @@ class TrainConfig(Settings):
                 f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one, and set the other to "
                 "null, as in train.epochs=null"
             )
+        if self.teacher and self.teacher.fields and self.teacher.decay != AverageConfig().decay:
+            raise ValueError(
+                "teacher.decay is of a moving average, and teacher.fields of a frozen guide: give one of them"
+            )
+        if len(set(self.matryoshka or ())) < len(self.matryoshka or ()):
+            raise ValueError(f"matryoshka {self.matryoshka}: give each length once")
         fills_queue = self.queue is not None and self.teacher is not None and self.teacher.fields is None
         if self.teacher is not None and self.teacher.margin is None and not fills_queue:
             raise ValueError(

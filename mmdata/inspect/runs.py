@@ -202,6 +202,8 @@ def _scores(evaluation: Values) -> dict[str, str]:
     cells["queries, image → text / text → image"] = " / ".join(f"{count:,}" for count in counts if count)
     for name, (key, queries) in RECALLS.items():
         cells[name] = _share(evaluation.get(key), evaluation.get(queries))
+    lengths = [name for name in evaluation if name.startswith("matryoshka_") and name.endswith("_r1")]
+    cells |= {name.replace("_", " "): _share(evaluation[name]) for name in lengths}
     for entry in evaluation.get("interpolation") or []:
         between = {name: _share(entry.get(RECALLS[name][0])) for name in INTERPOLATED}
         found = ", ".join(f"{name} {share}" for name, share in between.items() if share)

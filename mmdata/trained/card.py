@@ -11,6 +11,7 @@ from mmdata.config import DataConfig
 from mmdata.config.images import ImagesConfig
 from mmdata.trained.run import TrainedRun
 
+AVERAGED = "; the weights are a moving average"
 MIXED = " The weights are those of WiSE-FT (arXiv:2109.01903): {} of the trained ones, the rest of those before."
 USAGE = Path(__file__).parent / "usage"
 """A file of Python for each library that loads an exported folder."""
@@ -32,7 +33,8 @@ def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) ->
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {name}",
         f"A dual encoder of images and texts ({run.embed_dim} features), trained with mmdata: "
-        f"{run.step:,} steps, {run.epoch} epochs." + (MIXED.format(run.alpha) if run.alpha < 1 else ""),
+        f"{run.step:,} steps, {run.epoch} epochs{AVERAGED if run.is_average else ''}."
+        f"{MIXED.format(run.alpha) if run.alpha < 1 else ''}",
         "## Use",
         f"```python\n{usage(kind, 'FOLDER')}\n```",
         *_facts(run, kind),
@@ -74,11 +76,11 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
             f"Texts were cut to {run.tokenizer.max_length} tokens in training; open_clip does not cut them there."
         )
     if kind == "onnx":
-        bias = "" if run.logit_bias is None else f", to which {run.logit_bias:.6g} is added"
+        bias = "" if run.logit_bias is None else f", to which {run.logit_bias:.6g} is added,"
         lines.append(
             "image.onnx takes normalised float32 pixels, of this size alone; both models take any number of rows, and "
             f"text.onnx texts of any length up to the tokenizer's. Features are L2-normalised. Their products times "
-            f"{run.logit_scale:.6g}{bias}, are the logits."
+            f"{run.logit_scale:.6g}{bias} are the logits."
         )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
@@ -96,5 +98,6 @@ def _score_table(scores: dict[str, Any]) -> list[str]:
 def _settings(run: TrainedRun) -> dict[str, Any]:
     """Settings that differ from the defaults: of the model, of the training, and of `data` those of images."""
     shown = {*ImagesConfig.model_fields, "max_length"}
-    hidden = {"model": {"init_from", "open_clip"}, "train": {"output"}, "data": {*DataConfig.model_fields} - shown}
+    hidden: Any = {"model": {"init_from", "open_clip"}, "train": {"output": True, "distill": {"teacher"}}}
+    hidden["data"] = {*DataConfig.model_fields} - shown
     return run.config.model_dump(mode="json", exclude_defaults=True, exclude=hidden)

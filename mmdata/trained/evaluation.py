@@ -155,7 +155,8 @@ class Evaluation:
         if features.text is not None:
             scores = score_retrieval(features, share=True)
             for length in self.lengths:
-                scores[f"matryoshka_{length}"] = score_retrieval(features.first(length), share=True)
+                found = score_retrieval(features.first(length), share=True)
+                scores |= {f"matryoshka_{length}_{name}": found[name] for name in found if "_to_" in name}
         if self.classes is None:
             return scores
         assert features.labels is not None, "checked before"

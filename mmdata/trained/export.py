@@ -244,4 +244,5 @@ def _scores(run: TrainedRun) -> dict[str, Any]:
         return {}
     if run.alpha == 1:
         return scores
-    return next((entry for entry in scores.get("interpolation", []) if entry["alpha"] == run.alpha), {})
+    mixed = (run.alpha, run.mixed_with)
+    return next((each for each in scores.get("interpolation", []) if (each["alpha"], each.get("with")) == mixed), {})

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from mmdata.config import ModelConfig
 from mmdata.config.wrong_place import not_a_run
 from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import fast_hash_of
 from mmdata.recognize import Kind, recognize
 from mmdata.train import DualEncoder
 from mmdata.train.models.open_clip import CONFIG_NAME
+from mmdata.train.models.weights import difference
 from mmdata.trained.run import TrainedRun, load_run
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75)
@@ -38,16 +41,33 @@ def interpolated(run: TrainedRun, other: str | os.PathLike[str], alpha: float) -
 
     Source: Wortsman et al. 2021, WiSE-FT, equation 1 (arXiv:2109.01903).
     """
-    if not 0 <= alpha <= 1:
-        raise ConfigError(f"--alpha {alpha}: a number from 0, the other model, to 1, the run")
-    zero_shot, model = _load(Path(other), run), copy.deepcopy(run.model)
-    if difference := _difference(model, zero_shot):
-        raise ConfigError(f"'{other}' is of another architecture than '{run.checkpoint}': {difference}")
-    theirs, own = zero_shot.state_dict(), model.state_dict()
-    # Each has a bias or none: features do not depend on it.
-    pairs = {name: (theirs.get(name, value).to(value.device), value) for name, value in own.items()}
-    model.load_state_dict({name: torch.lerp(*pair, alpha) for name, pair in pairs.items()})
-    return replace(run, model=model, alpha=alpha)
+    return next(curve(run, other, (alpha,)))
+
+
+def curve(run: TrainedRun, other: str | os.PathLike[str], alphas: Sequence[float] = ALPHAS) -> Iterator[TrainedRun]:
+    """`interpolated` at each alpha; the other model is loaded once, before the first is asked for."""
+    if wrong := [alpha for alpha in alphas if not 0 <= alpha <= 1]:
+        raise ConfigError(f"--alpha {wrong[0]}: a number from 0, the other model, to 1, the run")
+    zero_shot = _load(Path(other), run)
+    if differs := _difference(run.model, zero_shot):
+        raise ConfigError(f"'{other}' is of another architecture than '{run.checkpoint}': {differs}")
+    theirs = {name: value.cpu() for name, value in zero_shot.state_dict().items()}
+    parts = (theirs[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in sorted(theirs))
+    mixed_with = f"{fast_hash_of(parts) % 2**64:016x}"
+    return (
+        replace(run, model=_mixed(run.model, theirs, alpha), alpha=alpha, mixed_with=mixed_with) for alpha in alphas
+    )
+
+
+def _mixed(own: DualEncoder, theirs: Mapping[str, Tensor], alpha: float) -> DualEncoder:
+    model = copy.deepcopy(own)
+    weights = model.state_dict()
+    for name, value in weights.items():
+        # Each model has a bias or none: features do not depend on it. A batch norm's count of batches is no weight.
+        if name in theirs and value.is_floating_point():
+            weights[name] = torch.lerp(theirs[name].to(value.device), value, alpha)
+    model.load_state_dict(weights)
+    return model
 
 
 def _load(path: Path, run: TrainedRun) -> DualEncoder:
@@ -63,16 +83,18 @@ def _load(path: Path, run: TrainedRun) -> DualEncoder:
     return DualEncoder.from_config(ModelConfig(name="pretrained", clip=str(path)))
 
 
-def _difference(own: torch.nn.Module, other: torch.nn.Module) -> str:
-    """The first part in which two models differ, in words; "" if they are of one architecture."""
-    facts: list[dict[str, Any]] = []
-    for model in (own, other):
-        kinds = {
-            name: type(part).__name__ for name, part in model.named_modules() if name and not list(part.children())
-        }
-        facts.append(kinds | {name: tuple(value.shape) for name, value in model.state_dict().items()})
-    mine, theirs = ({name: fact for name, fact in each.items() if name != "logit_bias"} for each in facts)
-    for name in {**mine, **theirs}:
-        if mine.get(name) != theirs.get(name):
-            return f"its {name} is {theirs.get(name, 'missing')}, and in the run {mine.get(name, 'missing')}"
-    return ""
+def _difference(own: nn.Module, other: nn.Module) -> str:
+    """In what two models differ, in words; "" if they are of one architecture."""
+    states = (own.state_dict(), other.state_dict())
+    shapes = [{name: each[name].shape for name in each if name != "logit_bias"} for each in states]
+    theirs = dict(other.named_modules())
+    parts = ((name, _kind(part), _kind(theirs.get(name))) for name, part in own.named_modules())
+    kinds = (f"its {name} is {kind}, and in the run {mine}" for name, mine, kind in parts if mine != kind)
+    return difference(*shapes) or next(kinds, "")
+
+
+def _kind(part: nn.Module | None) -> str:
+    """What the shapes of weights do not tell of a part: an activation, the number of heads."""
+    heads = getattr(part, "num_heads", getattr(part, "num_attention_heads", None))
+    name = "missing" if part is None else type(part).__name__
+    return name + ("" if heads is None else f" of {heads} heads")

@@ -110,7 +110,7 @@ def load_run(
         state["epoch"],
         precision=precision or choose_precision(config.train.precision, torch.device(device)),
         position=state.get("batches", {}),
-        is_average="ema" in state.get("memory", {}) and ema is not False,
+        is_average=state["is_average"],
     )
 
 
@@ -127,6 +127,7 @@ class TrainedRun:
         epoch: of those updates.
         precision: of the towers while this object embeds.
         alpha: share of the run's own weights in `model`: below 1 after `interpolated`.
+        mixed_with: fingerprint of the weights of which the rest is; "" without `interpolated`.
         position: the state of the loader, which says what the run was trained on; empty in a checkpoint without one.
         is_average: the weights are the averaged ones (`train.ema`).
     """
@@ -139,6 +140,7 @@ class TrainedRun:
     epoch: int
     precision: Precision = field(default="fp32", kw_only=True)
     alpha: float = field(default=1.0, kw_only=True)
+    mixed_with: str = field(default="", kw_only=True)
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
     is_average: bool = field(default=False, kw_only=True)
 

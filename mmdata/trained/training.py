@@ -22,10 +22,11 @@ from mmdata.loader.regrouped import RegroupedLoader, is_of_run
 from mmdata.recognize import CHECKPOINTS, Kind, recognize
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
+from mmdata.train.batches import count_steps
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
-from mmdata.train.run.checkpoint import latest_checkpoint
+from mmdata.train.run.checkpoint import latest_checkpoint, step_of
 from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
@@ -70,16 +71,18 @@ def train(config: Config, output: Path, device: torch.device) -> int:
         val = Evaluation.of(data, tokenizer, given_classes(data), setting="data.val.classes", lengths=lengths)
     loaders = [loader] if val is None else [loader, val.loader]
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
-    model_config = config.model
-    if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
+    model_config, learning = config.model, config.train
+    if (newest := latest_checkpoint(output / CHECKPOINTS)) is not None:  # the run goes on with its own weights
         model_config = model_config.model_copy(update={"init_from": None})
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    distill, plans = config.train.distill, [each.plan for each in loaders]
-    teacher = None
-    if distill is not None and distill.teacher is not None:
-        teacher = load_teacher(distill.teacher, tokenizer, device)
+    plans, teacher = [each.plan for each in loaders], None
+    if learning.distill is not None and learning.distill.teacher is not None:
+        if newest is not None and step_of(newest) >= count_steps(loader, learning):  # nothing is left to learn
+            learning = learning.model_copy(update={"distill": None})
+        else:
+            teacher = load_teacher(learning.distill.teacher, tokenizer, device)
     wrong = shape_problems(model, plans)
     wrong += [f"train.distill.teacher: {each}" for each in shape_problems(teacher, plans[:1])] if teacher else []
     if wrong:
@@ -87,7 +90,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     evaluate = None if val is None else _evaluate_on(val, config, output)
     settings = config.model_dump(mode="json")
     given: dict[str, Any] = {"settings": settings, "evaluate": evaluate, "teacher": teacher}
-    trainer = Trainer(model, loader, config.train, output=output, **given)
+    trainer = Trainer(model, loader, learning, output=output, **given)
     if rank == 0:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, tokenizer)
@@ -116,9 +119,10 @@ def load_teacher(source: str, tokenizer: Tokenizer, device: torch.device) -> Dua
         DataError: the run is damaged.
     """
     folder = Path(source)
+    is_run = recognize(folder) in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS)
     own = None
     try:
-        if recognize(folder) in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS):
+        if is_run:
             trained = load_run(source, device)
             model, own = trained.model, trained.tokenizer
         else:
@@ -127,7 +131,8 @@ def load_teacher(source: str, tokenizer: Tokenizer, device: torch.device) -> Dua
             if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
                 own = Tokenizer.load(folder)
     except ConfigError as error:
-        raise ConfigError(f"train.distill.teacher '{source}': {error}") from error
+        nothing = "" if is_run else "no run is there, and as a model of transformers: "
+        raise ConfigError(f"train.distill.teacher '{source}': {nothing}{error}") from error
     if own is not None:
         length = min(own.max_length, tokenizer.max_length)
         encoded = (each.encode_cut([PROBE], length) for each in (tokenizer, own))

@@ -86,7 +86,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "st')
     recalls = {f"{way}_r{k}": 0.5 + k / 100 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
     scores = {"accuracy": 0.8125, "text": 0.7, "image": 0.65, "group": 0.6}
-    evaluation = recalls | {"chance_r1": 0.01, "chance_r5": 0.05, "chance_r10": 0.1}
+    evaluation = recalls | {
+        "chance_r1": 0.01,
+        "chance_r5": 0.05,
+        "chance_r10": 0.1,
+        "matryoshka_64_image_to_text_r1": 0.25,
+    }
     evaluation |= {"compositional": {"colour": scores | {"pairs": 16.0}, "mean": scores | {"pairs": 16.0}}}
     evaluation |= {"interpolation": [{"alpha": 0.25, **recalls}, {"alpha": 1.0, **recalls, "zero_shot_top1": 0.75}]}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))

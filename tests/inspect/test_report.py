@@ -78,6 +78,7 @@ def test_report_has_every_section_filled(page: Path):
     assert 'class="missing"' not in text
     assert text.count('<article class="card">') == 22
     assert cells(text, "text → image R@1") == ["51.0%"]
+    assert cells(text, "matryoshka 64 image to text r1") == ["25.0%"]
     between = "image → text R@1 51.0%, text → image R@1 51.0%"
     assert cells(text, "interpolated weights, alpha 0.25") == [between]
     assert cells(text, "interpolated weights, alpha 1") == [f"{between}, zero-shot top 1 75.0%"]

@@ -3,7 +3,8 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "error_in_step": "", "stall_timeout_s": 600, "slow_save_of": 6,
-                      "save_takes_s": 1000, "own_weights": false, "slow_rank": 0, "no_memory": false}'
+                      "save_takes_s": 1000, "own_weights": false, "batch_norm": false, "slow_rank": 0,
+                      "no_memory": false}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, the last rank sleeps for `sleep_s`, sends itself `signal`, and raises `error`; the others sleep for
@@ -111,10 +112,10 @@ class SmallText(nn.Module):
         return self.dropout((self.vectors(input_ids) * mask).sum(1) / mask.sum(1))
 
 
-def small_model(dropout: float = 0.3) -> DualEncoder:
+def small_model(dropout: float = 0.3, *, batch_norm: bool = False) -> DualEncoder:
     """Some hundred parameters; the same at each call."""
     torch.manual_seed(0)
-    image = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.LayerNorm(16))
+    image = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.BatchNorm1d(16) if batch_norm else nn.LayerNorm(16))
     text = SmallText(dropout)
     return DualEncoder(image, text, image_projection=nn.Linear(16, 8), text_projection=nn.Linear(16, 8))
 
@@ -206,7 +207,7 @@ def main() -> int:
             happen(spec)
 
     config = train_config(**spec.get("train", {}))
-    model = small_model(spec.get("dropout", 0.3))
+    model = small_model(spec.get("dropout", 0.3), batch_norm=spec.get("batch_norm", False))
     if spec.get("own_weights"):
         for weight in model.parameters():
             weight.data += collectives.rank()

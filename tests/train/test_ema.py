@@ -14,7 +14,7 @@ from mmdata.config.train import AverageConfig
 from mmdata.train import EMA
 from tests.train import small_run as small
 from tests.train.test_checkpoint import equal
-from tests.train.test_loop import last_state, make_trainer, read_metrics
+from tests.train.test_loop import last_state, make_trainer, read_metrics, run_two_ranks
 
 
 @pytest.mark.parametrize("with_buffers", [False, True])
@@ -30,6 +30,19 @@ def test_average_is_that_of_timm(with_buffers: bool):
         theirs.update(model)
     assert equal(ours.state_dict(), theirs.module.state_dict())
     assert not torch.equal(ours.model[0].weight, model[0].weight)
+    model[0].register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
+    EMA(model, AverageConfig()).update(model)  # an integer has no average
+
+
+@pytest.mark.parametrize("settings", [{"parallel": "ddp", "ema": {"decay": 0.5}}, {"parallel": "fsdp"}], ids=str)
+def test_ranks_evaluate_batch_norms_with_the_statistics_of_the_checkpoint(tmp_path: Path, settings: dict[str, Any]):
+    for code, error in run_two_ranks(tmp_path, batch_norm=True, train={**settings, "lr": 0.1, "steps": 8}):
+        assert code == 0, error
+    model, state = small.small_model(batch_norm=True), last_state(tmp_path)
+    model.load_state_dict(state["memory"]["ema"] if "ema" in settings else state["model"])
+    found = read_metrics(tmp_path, "evaluation")[-1]
+    expected = small.evaluate(model.eval())
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_average_shares_weights_that_need_no_gradient():

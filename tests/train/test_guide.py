@@ -76,6 +76,13 @@ def test_guide_keeps_the_negatives_of_rows_that_it_has_no_features_of(tmp_path: 
     assert kept() == [[False, True, True], [True, False, True], [True, True, False]]
 
 
-def test_a_guide_needs_a_margin():
-    with pytest.raises(ConfigError, match=r"teacher.margin null leaves no negative out"):
-        parse(TrainConfig, {"queue": 8, "teacher": {**FIELDS, "margin": None}}, origin="c")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"margin": None}, r"teacher.margin null leaves no negative out"),
+        ({"decay": 0.5}, r"teacher.decay is of a moving average, and teacher.fields of a frozen guide: give one"),
+    ],
+)
+def test_a_guide_needs_a_margin_and_has_no_decay(change: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        parse(TrainConfig, {"queue": 8, "teacher": {**FIELDS, **change}}, origin="c")

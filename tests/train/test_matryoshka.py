@@ -85,6 +85,9 @@ def test_matryoshka_longer_than_the_features_is_refused(tmp_path: Path):
     config = small.train_config(matryoshka=[8, 32])
     with pytest.raises(ConfigError, match=r"train.matryoshka \[32\]: the model's features have 32 numbers, and are"):
         Trainer(model, small.SmallBatches(), config, output=tmp_path)
+    for lengths, message in (([], "'matryoshka'"), ([4, 4], r"matryoshka \[4, 4\]: give each length once")):
+        with pytest.raises(ConfigError, match=message):
+            small.train_config(matryoshka=lengths)
 
 
 def test_matryoshka_of_one_length_is_a_loss_of_its_own():

@@ -63,7 +63,9 @@ def test_evaluate_and_export_take_the_averaged_weights_unless_told(
     for same in (True, False):  # the card has the scores of the weights that are exported
         given = words if same else [word for word in ["--no-ema"] if word not in words]
         assert cli.main(["export", str(run), str(tmp_path / str(same)), *given]) == 0
-        assert ("## Scores" in (tmp_path / str(same) / "README.md").read_text()) == same
+        card = (tmp_path / str(same) / "README.md").read_text()
+        assert ("## Scores" in card) == same
+        assert ("the weights are a moving average" in card) == ("--no-ema" not in given)
     trained = load_checkpoint(find_checkpoint(run))["model"]["text_tower.projection.weight"]
     from transformers import CLIPModel
 

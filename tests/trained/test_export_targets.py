@@ -107,6 +107,8 @@ def test_export_to_open_clip_begins_a_run_whose_folder_can_be_moved(make_run: Ma
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in first.model.state_dict().items())
     keep_model(folder, config, before.model)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
+    (folder / "config.yaml").write_text(json.dumps(before.config.model_dump(mode="json")))
+    assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
     moved = mmdata.load_run(folder, device="cpu")
     assert torch.equal(moved.embed_texts(TEXTS), before.embed_texts(TEXTS))
     export_to_open_clip(moved, tmp_path / "again")
@@ -156,7 +158,9 @@ def test_export_to_onnx_has_the_runs_features(
     processor = AutoImageProcessor.from_pretrained(tmp_path / "out")
     of_file = processor(Image.open(photo), return_tensors="np")["pixel_values"]
     assert_equal(image.run(None, {"pixel_values": of_file})[0], run.embed_images([photo]))
-    assert f"products times {run.logit_scale:.6g}" in (tmp_path / "out" / "README.md").read_text()
+    bias = "" if run.logit_bias is None else f", to which {run.logit_bias:.6g} is added,"
+    told = f"products times {run.logit_scale:.6g}{bias} are the logits."
+    assert told in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_export_to_onnx_says_what_it_needs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

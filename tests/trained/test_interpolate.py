@@ -13,6 +13,7 @@ import torch
 import mmdata
 from mmdata import cli
 from mmdata.errors import ConfigError, DataError
+from mmdata.trained import interpolate
 from mmdata.trained.export import export_to_open_clip, export_to_transformers
 from mmdata.trained.interpolate import interpolated
 from tests.trained.conftest import MakeRun, write_run
@@ -51,21 +52,38 @@ def test_interpolated_weights_are_those_of_the_formula(runs: tuple[Path, Path], 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"vision_config": {**VISION, "num_hidden_layers": 3}}, r"encoder.layers.2.* is .*, and in the run missing"),
+        ({"vision_config": {**VISION, "num_hidden_layers": 3}}, r"image_tower: 16 unknown to the model \(.*layers.2"),
         (
             {"vision_config": {**VISION, "patch_size": 16}},
-            r"patch_embedding.weight is \(16, 3, 16, 16\), and in the run \(",
+            r"image_tower: .*patch_embedding.weight is \[16, 3, 16, 16\], in the model \[",
         ),
         (
             {"text_config": {**TEXT, "hidden_act": "gelu"}},
-            r"activation_fn is GELUActivation, and in the run QuickGELUAct",
+            r"its .*activation_fn is GELUActivation, and in the run QuickGELUAct",
+        ),
+        (
+            {"vision_config": {**VISION, "num_attention_heads": 1}},
+            r"its image_tower.*self_attn is CLIPAttention of 1 heads, and in the run CLIPAttention of 2 heads",
         ),
     ],
 )
 def test_interpolated_says_which_part_differs(runs, make_run: MakeRun, model: dict[str, Any], message: str):
     other = make_run(pretrained(clip={**CLIP, **model}))
-    with pytest.raises(ConfigError, match=rf"' is of another architecture than '.*': its .*{message}"):
+    with pytest.raises(ConfigError, match=rf"' is of another architecture than '.*': {message}"):
         interpolated(mmdata.load_run(runs[0], "cpu"), other, 0.5)
+
+
+def test_interpolated_keeps_the_runs_own_counts_of_batches(photos: Path, make_run: MakeRun):
+    """Integers, as `num_batches_tracked` of a batch norm, are no weights."""
+    image = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+    folder = make_run(pretrained(vision=image, text={"model_type": "bert", **TEXT}, embed_dim=16))
+    run = mmdata.load_run(folder, "cpu")
+    for value in run.model.buffers():
+        value += value.dtype == torch.int64
+    found, own = interpolated(run, folder, 0.5).model.state_dict(), run.model.state_dict()
+    counts = [name for name in own if name.endswith("num_batches_tracked")]
+    assert counts
+    assert all(torch.equal(found[name], own[name]) for name in counts)
 
 
 def test_interpolated_refuses_other_tokenizers_alphas_and_folders(runs, tmp_path: Path):
@@ -79,11 +97,15 @@ def test_interpolated_refuses_other_tokenizers_alphas_and_folders(runs, tmp_path
         interpolated(replace(run, tokenizer=clip), runs[1], 0.5)
 
 
-def test_programs_evaluate_the_curve_and_export_a_point_of_it(runs, tmp_path: Path, capsys):
+def test_programs_evaluate_the_curve_and_export_a_point_of_it(runs, tmp_path: Path, capsys, monkeypatch):
     run, other = map(str, runs)
+    loaded: list[Path] = []
+    load = interpolate._load
+    monkeypatch.setattr(interpolate, "_load", lambda path, of: (loaded.append(path), load(path, of))[1])
     scores_of = ["evaluate", run, "--device", "cpu", "--interpolate-with"]
     assert cli.main([*scores_of, other]) == 0
     assert "interpolated weights" in capsys.readouterr().out
+    assert loaded == [runs[1]]
     scores = json.loads((runs[0] / "evaluation.json").read_text())
     curve = scores["interpolation"]
     assert [entry["alpha"] for entry in curve] == [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -96,6 +118,9 @@ def test_programs_evaluate_the_curve_and_export_a_point_of_it(runs, tmp_path: Pa
     card = (tmp_path / "out" / "README.md").read_text()
     assert "WiSE-FT (arXiv:2109.01903): 0.5 of the trained ones" in card
     assert f"| image to text r5 | {100 * curve[2]['image_to_text_r5']:.1f} % |" in card
+    third = ["export", run, str(tmp_path / "third"), "--interpolate-with", run, "--alpha", "0.5"]
+    assert cli.main(third) == 0  # the scores are not of these weights
+    assert "## Scores" not in (tmp_path / "third" / "README.md").read_text()
     assert cli.main(words) == 2
     assert "--interpolate-with FOLDER and --alpha A, from 0 to 1, go together" in capsys.readouterr().err
     (runs[0] / "evaluation.json").unlink()

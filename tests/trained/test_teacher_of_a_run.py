@@ -50,7 +50,8 @@ def test_teacher_is_loaded_from_a_run_and_from_a_model_of_transformers(make_run:
 
 
 def test_teacher_that_does_not_fit_is_refused(photos: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"train.distill.teacher 'none': model.clip: cannot load 'none'"):
+    message = r"train.distill.teacher 'none': no run is there, and as a model of transformers: model.clip: cannot load"
+    with pytest.raises(ConfigError, match=message):
         load_teacher("none", tokenizer_of(photos), torch.device("cpu"))
     save_clip(tmp_path)
     shutil.copytree(photos / "shards" / "tokenizer", tmp_path, dirs_exist_ok=True)
@@ -88,7 +89,7 @@ def test_train_distills_a_folder_and_evaluate_scores_each_length(
     assert train(photos, tmp_path / "run", distill={"teacher": str(tmp_path / "clip")}, matryoshka=[3]) == 0
     shards = str(photos / "shards")
     assert main(["evaluate", str(tmp_path / "run"), "--shards", shards, "--device", "cpu"]) == 0
-    assert "image to text, first 3 numbers" in capsys.readouterr().out
+    assert "matryoshka 3 image to text" in capsys.readouterr().out
     scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     run = load_run(tmp_path / "run", "cpu")
     data = run.config.data.model_copy(update={"val": ValConfig(shards=shards)})
@@ -96,7 +97,17 @@ def test_train_distills_a_folder_and_evaluate_scores_each_length(
     assert features.text is not None
     short = [normalize(each[:, :3], dim=1) for each in (features.image, features.text)]
     wanted = score_retrieval(replace(features, image=short[0], text=short[1]))
-    assert scores["matryoshka_3"] == pytest.approx(wanted)
+    wanted = {f"matryoshka_3_{name}": value for name, value in wanted.items() if "_to_" in name}
+    assert wanted == pytest.approx({name: value for name, value in scores.items() if name.startswith("matryoshka")})
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| matryoshka 3 image to text r5 |" in card
+    assert str(tmp_path) not in card
+    shutil.move(tmp_path / "clip", tmp_path / "moved")
+    again = ["train", str(tmp_path / "run" / "run.yaml"), "data.loading.num_workers=1"]
+    assert main(again) == 0  # it is finished, and needs no teacher
+    assert main([*again, "train.steps=3", "train.schedule=constant"]) == 2
+    assert "train.distill.teacher" in capsys.readouterr().err
 
 
 def test_fields_that_the_batches_do_not_have_are_named_before_a_run(

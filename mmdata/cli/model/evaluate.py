@@ -27,12 +27,7 @@ from mmdata.cli.paths import check_folder, check_run
 from mmdata.errors import ConfigError, printable
 from mmdata.files import write_whole
 
-COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
-"""Scores of a compositional test, and the share that chance gets right."""
 SHOWN_TEMPLATES = 3
-
-INTERPOLATED = ("image_to_text_r1", "text_to_image_r1", "zero_shot_top1")
-"""Scores of interpolated weights in the table; the file has all."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.run.report import EVALUATION
     from mmdata.trained import load_run
     from mmdata.trained.evaluation import evaluate_shards, given_classes, named_classes, with_settings
-    from mmdata.trained.interpolate import ALPHAS, interpolated
+    from mmdata.trained.interpolate import curve
     from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
@@ -87,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
+    between = curve(trained, options.interpolate_with) if options.interpolate_with is not None else ()
     scores: dict[str, Any] = {"step": trained.step, "epochs_done": trained.epoch}
     scores |= {"ema": True} if trained.is_average else {}
     path = trained.checkpoint
@@ -96,8 +92,7 @@ def run(options: argparse.Namespace) -> int:
         scores["shards"] = val_in_words(data)
         scores |= evaluate_shards(trained, val, classes, out=out)
         if options.interpolate_with is not None:
-            between = (interpolated(trained, options.interpolate_with, alpha) for alpha in ALPHAS)
-            entries = [{"alpha": each.alpha, **evaluate_shards(each, val, classes)} for each in between]
+            entries = [{"alpha": x.alpha, "with": x.mixed_with, **evaluate_shards(x, val, classes)} for x in between]
             scores["interpolation"] = [*entries, {"alpha": 1.0, **scores}]
     if collectives.rank() > 0:
         return 0
@@ -115,14 +110,14 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from mmdata.inspect.runs import CHANCE, INTERPOLATED, RECALLS
+
     console = Console()
     if "image_to_text_r1" in scores:
         title = f"{scores['images']:,} images, {scores['texts']:,} captions of {scores['shards']}"
         table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(printable(title)))
-        lengths = [name for name in scores if name.startswith("matryoshka_")]
-        for part, found in [("", scores), *((f", first {one.split('_')[1]} numbers", scores[one]) for one in lengths)]:
-            for name in ("image_to_text", "text_to_image", "chance")[: 2 if part else 3]:
-                table.add_row(name.replace("_", " ") + part, *(percent(found[f"{name}_r{k}"]) for k in (1, 5, 10)))
+        for name in (key.removesuffix("_r1") for key in scores if key.endswith("_r1")):
+            table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
         prompts = ", ".join(f'"{template}"' for template in scores["templates"][:SHOWN_TEMPLATES])
@@ -132,19 +127,19 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "interpolation" in scores:
-        names = [name for name in INTERPOLATED if name in scores]
-        table = Table("alpha", *(name.replace("_", " ") for name in names), title="interpolated weights")
+        keys = {name: RECALLS[name][0] for name in INTERPOLATED if RECALLS[name][0] in scores}
+        table = Table("alpha", *keys, title="interpolated weights")
         for entry in scores["interpolation"]:
-            table.add_row(f"{entry['alpha']:g}", *(percent(entry[name]) for name in names))
+            table.add_row(f"{entry['alpha']:g}", *(percent(entry[key]) for key in keys.values()))
         console.print(table)
     if "compositional" in scores:
         scored = {name for values in scores["compositional"].values() for name in values}
-        table = Table("swap", "pairs", *COMPOSITIONAL, title=escape(printable(scores["pairs"])))
+        table = Table("swap", "pairs", *CHANCE, title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
             # Pairs with one image have an accuracy alone.
-            columns = [percent(values[name]) if name in values else "" for name in COMPOSITIONAL]
+            columns = [percent(values[name]) if name in values else "" for name in CHANCE]
             table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
-        columns = [percent(share) if name in scored else "" for name, share in COMPOSITIONAL.items()]
+        columns = [percent(share) if name in scored else "" for name, share in CHANCE.items()]
         table.add_row("chance", "", *columns, style="dim")
         console.print(table)
     console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)

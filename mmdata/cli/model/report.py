@@ -65,6 +65,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"one config at a time: got {', '.join(map(str, configs))}")
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
+    is_given = bool(configs)  # the config of a run has the sizes of its model, whose folder may be gone
     configs += [run / "config.yaml" for run in runs if (run / "config.yaml").is_file()]
     config = load_config(configs[0], overrides) if configs else None
     if config and not shards:
@@ -79,7 +80,7 @@ def run(given: argparse.Namespace) -> int:
     from mmdata.inspect.report import write_report
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
-    config = with_inputs_of_model(config) if config else None
+    config = with_inputs_of_model(config) if config and is_given else config
     data = config.data if config else None
     planned = None
     if overrides and config is None:

@@ -66,9 +66,6 @@ class JsonLines:
             self._file.write(json.dumps({"kind": kind, "time": now, **values}) + "\n")
             self._file.flush()
 
-    def flush(self) -> None:
-        """Nothing: every line is written at once."""
-
     def close(self, exit_code: int) -> None:
         """Close the file."""
         self._file.close()

@@ -47,8 +47,7 @@ class EMA(FrozenEncoder):
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
-        own, new = ([_local(parameter) for parameter in each.parameters()] for each in (self.model, model))
-        get_ema_multi_avg_fn(self.config.decay)(own, new, 0)
+        get_ema_multi_avg_fn(self.config.decay)(_weights(self.model), _weights(model), 0)
         for ours, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
 
@@ -70,6 +69,7 @@ class EMA(FrozenEncoder):
         self.model.load_state_dict(state)
 
 
-def _local(parameter: Tensor) -> Tensor:
-    """What this rank holds of it."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _weights(model: nn.Module) -> list[Tensor]:
+    """What this rank holds of the parameters; integers, which do not learn, have no average."""
+    held = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
+    return [each for each in held if each.is_floating_point() or each.is_complex()]

@@ -105,13 +105,11 @@ def with_inputs_of_model(config: Config) -> Config:
 
         clip = read_open_clip(model.open_clip, quick_gelu=model.quick_gelu).config
         size, length = clip["vision_config"]["image_size"], clip["text_config"]["max_position_embeddings"]
-        data = fitted(config.data, image_size=size, max_length=length, origin="model.open_clip")
-        return config.model_copy(update={"data": data})
-    image, text = (_expected_of_folder(model.clip or source) for source in (model.vision, model.text))
-    if image is None and text is None:
-        return config
-    size, length = image and image.image_size, text and text.max_length
-    data = fitted(config.data, image_size=size, max_length=length, origin="the folder of the model")
+    else:
+        image, text = (_expected_of_folder(model.clip or source) for source in (model.vision, model.text))
+        size, length = image and image.image_size, text and text.max_length
+    origin = "the folder of the model" if model.open_clip is None else "model.open_clip"
+    data = fitted(config.data, image_size=size, max_length=length, origin=origin)
     return config.model_copy(update={"data": data})
 
 

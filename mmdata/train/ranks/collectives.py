@@ -191,7 +191,8 @@ def _finish_at_exit() -> None:
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     """The model itself alone; under DDP with more ranks.
 
-    Buffers are constants here (pixel mean and deviation), so they are not broadcast at each forward.
+    Buffers are not broadcast at each forward: pixel mean and deviation are constants, and the statistics of batch norms
+    are shared before an evaluation.
     """
     if world_size() == 1:
         return model
@@ -237,13 +238,13 @@ class _Zeros(nn.Module):
 
 
 @torch.no_grad()
-def share_weights(model: nn.Module) -> None:
-    """Give all ranks the weights and buffers of rank 0. A collective.
+def share_weights(model: nn.Module, ends: tuple[str, ...] = ("",)) -> None:
+    """Give all ranks the weights and buffers of rank 0 whose names end with one of these. A collective.
 
     DDP does so too, but what is copied of a model before, such as a teacher, would have each rank's own.
     """
-    if world_size() > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if world_size() > 1 and name.endswith(ends):
             dist.broadcast(tensor.detach(), 0)
 
 

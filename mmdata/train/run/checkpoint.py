@@ -252,7 +252,7 @@ def read_tensors(
 
 
 def load_trained(path: Path, *, ema: bool | None = None) -> dict[str, Any]:
-    """Read a checkpoint's weights, which are then its "model", and of other tensors none.
+    """Read a checkpoint's weights, which are then its "model", and of other tensors none; "is_average" tells which.
 
     Args:
         path: its folder.
@@ -269,7 +269,7 @@ def load_trained(path: Path, *, ema: bool | None = None) -> dict[str, Any]:
         raise ConfigError(f"checkpoint '{path}': has no averaged weights: the run was trained without train.ema")
     is_average = has_average and ema is not False
     read_tensors(path, state, parts=("memory.ema" if is_average else "model",))
-    return {**state, "model": state["memory"]["ema"]} if is_average else state
+    return {**state, "model": state["memory"]["ema"] if is_average else state["model"], "is_average": is_average}
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:

@@ -48,6 +48,7 @@ from mmdata.train.run.update import FiniteUpdates
 from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
+STATISTICS = ("running_mean", "running_var")
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -299,11 +300,12 @@ class Trainer:
             self.watchdog.at("evaluating", LONG_S)
             random_state = rng_state(self.device)
             values: dict[str, float] = {"step": self.step, "epochs_done": self.epoch}
-            if (average := self.memory.ema) is not None:
-                values |= {"ema": True, **self.evaluate(average.model)}
-            else:
-                values |= self.evaluate(self.model.eval())
-                self.model.train()
+            values |= {} if self.memory.ema is None else {"ema": True}
+            judged = self.model if self.memory.ema is None else self.memory.ema.model
+            # Each rank's batch norms have seen its own rows; a checkpoint has rank 0's statistics.
+            collectives.share_weights(judged, STATISTICS)
+            values |= self.evaluate(judged.eval())
+            self.model.train()
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint", LONG_S)
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
