@@ -169,7 +169,7 @@ class DistillConfig(Settings):
     """Adds the cross entropy of the model's logits against the softmax of a teacher's, in both directions (open_clip's
     DistillClipLoss). Give `teacher` or `fields`."""
 
-    teacher: MayChange[Location | None] = None
+    teacher: Location | None = None
     """A run or checkpoint, or a CLIP or SigLIP model of transformers, with the tokenizer and the pixels of this run. It
     is frozen, and embeds each batch. A resumed run may find it elsewhere."""
     fields: FeatureFields | None = None
