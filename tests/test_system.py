@@ -12,6 +12,7 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.files import HeldElsewhere, lock
 from mmdata.loader.source import num_processes_of
 from mmdata.processes import WORTH_BYTES, workers_for
 from mmdata.storage.cache import Remote, ShardCache
@@ -29,9 +30,11 @@ def test_lock_of_a_byte_has_one_holder_until_the_file_is_closed(tmp_path: Path, 
         lock_file(one.fileno(), wait=True)
         with pytest.raises(BlockingIOError, match=r"^another process holds the lock$"):
             lock_file(other.fileno(), shared=True)
-        assert os.lseek(one.fileno(), 0, os.SEEK_CUR) == 0
+        assert [os.lseek(file.fileno(), 0, os.SEEK_CUR) for file in (one, other)] == [0, 0]
         one.close()
         lock_file(other.fileno())
+    with lock(tmp_path, signed=True), pytest.raises(HeldElsewhere, match=rf"process {os.getpid()} on host"):
+        lock(tmp_path).__enter__()
 
 
 def test_processes_need_linux_or_macos(monkeypatch: pytest.MonkeyPatch):

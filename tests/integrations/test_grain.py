@@ -44,8 +44,10 @@ def test_map_dataset_of_an_index_has_exact_state(data: dict[str, Any], taken: in
 def test_loader_dataset_resumes_at_any_batch(data: dict[str, Any], taken: int):
     loader = mmdata.Loader.from_config(data)
     whole = [batch for _ in range(2) for batch in loader]
-    datasets = [LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2) for _ in range(2)]
-    found = after(datasets[0], taken, into=datasets[1])
+    dataset = LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2)
+    used, other = dataset, LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2)
+    assert len([*used]) == 2 * STEPS
+    found = after(used, taken, into=other)
     assert len(found) == 2 * STEPS - taken
     for batch, expected in zip(found, whole[taken:], strict=True):
         assert isinstance(batch["pixel_values"], np.ndarray)

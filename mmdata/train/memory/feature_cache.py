@@ -8,7 +8,6 @@ as not written.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
+from mmdata.system import reserve
 
 FEATURES = "features.npy"
 STEPS = "features.steps.npy"
@@ -142,8 +142,7 @@ class FeatureCache:
         steps = np.lib.format.open_memmap(self.folder / STEPS, mode="w+", dtype="<i4", shape=(self.rows,))
         for path in (self.folder / FEATURES, self.folder / STEPS):
             with naming(path), path.open("r+b") as file:
-                # The disk space is taken now: a later store to a page that finds none kills the process (SIGBUS).
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                reserve(file.fileno(), path.stat().st_size)
         steps[:] = NEVER_WRITTEN
         self._files = features, steps
 
