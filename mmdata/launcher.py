@@ -79,7 +79,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
         MASTER_PORT, drawn from the numbers of job and step.
 
     Raises:
-        ConfigError: one of them is set and contradicts Slurm's, or torchrun spans not all tasks.
+        ConfigError: one of them is set and contradicts these, or torchrun spans not all tasks.
 
     Example:
         Task 5 of 8 on hosts of 4: RANK 5, WORLD_SIZE 8, LOCAL_RANK 1.

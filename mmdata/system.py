@@ -1,7 +1,7 @@
-"""What not every system has: locks of files, reads at an offset, flags and disk space of files. Each is asked for, and has a stand-in.
+"""What not every system has: locks, flags and space of files, and reads at an offset. Each has a stand-in.
 
-Linux and macOS have all of it. On Windows a lock is of bytes of a file, and always of one holder; a read moves the
-position of a file; and no process is started with an open pipe.
+Linux has all of it, and macOS all but the space. On Windows a lock is of bytes of a file, and always of one holder; a
+read moves the position of a file; and no process is started with an open pipe.
 """
 
 from __future__ import annotations
@@ -60,10 +60,14 @@ def _lock_byte(descriptor: int, *, wait: bool) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Grow a file to a size. Where the system can take the disk space now, a full disk is an error now, no SIGBUS later."""
+    """Grow a file to a size, and take the disk space now.
+
+    A later store to a mapped page that finds none would kill the process (SIGBUS). Where the system cannot take it, the
+    size alone is set.
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
-    else:  # macOS and Windows
+    else:
         os.ftruncate(descriptor, size)
 
 

@@ -185,7 +185,6 @@ def main() -> None:
     }
     found: dict[str, Any] = {"batches": digests(data)}
     (folder / "run.yaml").write_text(json.dumps({"data": data}))
-    run("duplicates", tars, "--out", folder / "duplicates.parquet")
     limits = ["train.epochs=5", "train.log_every_steps=1", "train.warmup_steps=1", "train.checkpoint_every_steps=4"]
     limits += ["train.feature_cache=pair"]
     run("train", folder / "run.yaml", f"train.output={folder / 'run'}", "model.name=micro", *limits)

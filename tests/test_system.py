@@ -16,7 +16,7 @@ from mmdata.files import HeldElsewhere, lock
 from mmdata.loader.source import num_processes_of
 from mmdata.processes import WORTH_BYTES, workers_for
 from mmdata.storage.cache import Remote, ShardCache
-from mmdata.system import lock_file
+from mmdata.system import lock_file, reserve
 from tests.journey import locks_of_bytes
 
 NO_POLICY: Any = None
@@ -35,6 +35,16 @@ def test_lock_of_a_byte_has_one_holder_until_the_file_is_closed(tmp_path: Path, 
         lock_file(other.fileno())
     with lock(tmp_path, signed=True), pytest.raises(HeldElsewhere, match=rf"process {os.getpid()} on host"):
         lock(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("is_linux", [True, False])
+def test_reserve_grows_a_file_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_linux: bool):
+    if not is_linux:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    (tmp_path / "file").write_bytes(b"head")
+    with open(tmp_path / "file", "r+b") as file:
+        reserve(file.fileno(), 9)
+    assert (tmp_path / "file").read_bytes() == b"head" + bytes(5)
 
 
 def test_processes_need_linux_or_macos(monkeypatch: pytest.MonkeyPatch):

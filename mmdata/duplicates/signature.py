@@ -25,6 +25,7 @@ from mmdata.hashing import fast_hash
 from mmdata.images import FORMATS
 from mmdata.images.decode import decode
 from mmdata.index import Index, ShardStore
+from mmdata.system import reserve
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

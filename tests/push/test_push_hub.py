@@ -230,7 +230,9 @@ def test_push_of_a_model_again_sends_what_differs_and_leaves_an_edited_card(hub,
     assert (hub.files["open_clip_model.safetensors"], hub.files["README.md"]) == (b"other weights", b"edited")
     assert push_now(exported, MODEL, overwrite=True) == ["README.md"]
     (exported / "onnx").mkdir()
-    with pytest.raises(DataError, match=r"exported' has \['onnx'\], no plain files: a model is a folder of files; move"):
+    with pytest.raises(
+        DataError, match=r"exported' has \['onnx'\], no plain files: a model is a folder of files; move"
+    ):
         push_now(exported, MODEL)
     with pytest.raises(
         DataError, match=r"': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go"

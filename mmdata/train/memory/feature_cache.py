@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming
+from mmdata.system import reserve
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
-from mmdata.system import reserve
 
 FEATURES = "features.npy"
 STEPS = "features.steps.npy"

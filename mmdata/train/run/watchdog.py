@@ -132,7 +132,8 @@ class Watchdog:
             self._before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
             for number in SIGNALS:
                 # A signal that nohup or the shell of a background job ignores stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN and not (number in BEFORE_THE_END and _is_of_c(number)):
+                is_in_c = number in BEFORE_THE_END and _is_of_c(number)
+                if signal.getsignal(number) is not signal.SIG_IGN and not is_in_c:
                     self._handlers[number] = signal.signal(number, self._note)
             _pipes.add(self._writes.fileno())
         self._limit_s = 0.0
