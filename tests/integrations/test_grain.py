@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,8 @@ def test_map_dataset_of_an_index_has_exact_state(data: dict[str, Any], taken: in
 def test_loader_dataset_resumes_at_any_batch(data: dict[str, Any], taken: int):
     loader = mmdata.Loader.from_config(data)
     whole = [batch for _ in range(2) for batch in loader]
-    dataset = LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2)
-    used, other = dataset, LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2)
-    assert len([*used]) == 2 * STEPS
-    found = after(used, taken, into=other)
+    datasets = [LoaderDataset(mmdata.Loader.from_config(data), num_epochs=2) for _ in range(2)]
+    found = after(datasets[0], taken, into=datasets[1])
     assert len(found) == 2 * STEPS - taken
     for batch, expected in zip(found, whole[taken:], strict=True):
         assert isinstance(batch["pixel_values"], np.ndarray)
@@ -72,6 +71,14 @@ def test_loader_dataset_without_end_begins_each_iterator_with_epoch_0(data: dict
     for _ in range(2):
         iterator = iter(dataset)
         assert [next(iterator) for _ in expected] == expected
+
+
+@pytest.mark.parametrize("used", [1, STEPS])
+def test_loader_dataset_that_was_used_begins_and_resumes_as_a_new_one(data: dict[str, Any], used: int):
+    dataset, other = (LoaderDataset(mmdata.Loader.from_config(data)) for _ in range(2))
+    whole = [batch["keys"] for batch in other]
+    assert len([*islice(dataset, used)]) == used
+    assert [batch["keys"] for batch in after(dataset, 0, into=other)] == whole
 
 
 def test_loader_dataset_resumes_behind_a_prefetch_of_grain(data: dict[str, Any], tmp_path: Path):
