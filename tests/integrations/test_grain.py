@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,10 @@ def test_loader_dataset_without_end_begins_each_iterator_with_epoch_0(data: dict
         assert [next(iterator) for _ in expected] == expected
 
 
-@pytest.mark.parametrize("used", [1, STEPS])
-def test_loader_dataset_that_was_used_begins_and_resumes_as_a_new_one(data: dict[str, Any], used: int):
+def test_loader_dataset_that_was_used_begins_and_resumes_as_a_new_one(data: dict[str, Any]):
     dataset, other = (LoaderDataset(mmdata.Loader.from_config(data)) for _ in range(2))
     whole = [batch["keys"] for batch in other]
-    assert len([*islice(dataset, used)]) == used
+    next(iter(dataset))
     assert [batch["keys"] for batch in after(dataset, 0, into=other)] == whole
 
 
