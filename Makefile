@@ -36,6 +36,7 @@ gpu:
 
 # The first measures many seeds in minutes, with frozen towers; the second trains all weights for a few steps.
 pretrained: $(VENV)/.installed
+	@test -n "$(EMOJI)" || { echo "make pretrained needs a table of captions: EMOJI=captions.csv" >&2; exit 2; }
 	PYTHONPATH=. $(BIN)/python docs/benchmarks/pretrained.py locked --emoji "$(EMOJI)"
 	PYTHONPATH=. $(BIN)/python docs/benchmarks/pretrained.py tuned --emoji "$(EMOJI)" $(if $(PHOTOS),--photos "$(PHOTOS)") \
 	  --size 64 --seeds 1 2 3 4 --stage-steps 40 --steps 16

@@ -9,6 +9,7 @@ Source: the linear probe of Radford et al. 2021, section 3.2 (arXiv:2103.00020).
 from __future__ import annotations
 
 import argparse
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ def features_of(run: TrainedRun, shards: str, cache: Path) -> tuple[Tensor, Tens
     """Features (N, D) and labels (N,) of the rows with a label, from the cache if they are there."""
     settings = run.config.data.model_dump() | {"val": {"shards": shards}, "tokenizer": None}  # images and labels only
     loader = mmdata.Loader.from_config(evaluation_data(mmdata.DataConfig(**settings)))
-    path = cache / f"{run.checkpoint.name}-{loader.index.fingerprint[:16]}.pt"
+    made = run.checkpoint.resolve(), run.checkpoint.stat().st_mtime_ns, run.is_average, loader.index.fingerprint
+    path = cache / f"{run.checkpoint.name}-{sha256(repr(made).encode()).hexdigest()[:16]}.pt"
     if path.is_file():
         return torch.load(path, weights_only=True)
     features, labels = [], []

@@ -25,7 +25,7 @@ UNTRUSTED = {
 }
 """Launchers, and their variables for the number of processes. These launchers also start independent processes, or one
 process per machine that starts the others. So no rank is taken from them; there is only a warning. Only for `mmdata
-train`, whose processes are always ranks, srun is one: see `slurm_variables`."""
+train` and `mmdata evaluate`, whose processes are always ranks, srun is one: see `slurm_variables`."""
 
 
 class Ranks(NamedTuple):
@@ -79,7 +79,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
         MASTER_PORT, drawn from the numbers of job and step.
 
     Raises:
-        ConfigError: one of them is set and contradicts Slurm's, or torchrun spans not all tasks.
+        ConfigError: one of them is set and contradicts these, or torchrun spans not all tasks.
 
     Example:
         Task 5 of 8 on hosts of 4: RANK 5, WORLD_SIZE 8, LOCAL_RANK 1.
@@ -105,7 +105,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in ours.items():
         if environment.get(name, value) != value:
             raise ConfigError(
-                f"{name}={environment[name]} contradicts Slurm's {value}, of task {ours['RANK']} of {tasks} that srun "
+                f"{name}={environment[name]} contradicts {value}, that of task {ours['RANK']} of {tasks} that srun "
                 f"started: unset {name}, or start the program with torchrun, one a node"
             )
     first_host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", "")).partition(",")[0]

@@ -1,7 +1,7 @@
-"""What not every system has: locks of files, reads at an offset, flags of files. Each is asked for, and has a stand-in.
+"""What not every system has: locks, flags and space of files, and reads at an offset. Each has a stand-in.
 
-Linux and macOS have all of it. On Windows a lock is of bytes of a file, and always of one holder; a read moves the
-position of a file; and no process is started with an open pipe.
+Linux has all of it, and macOS all but the space. On Windows a lock is of bytes of a file, and always of one holder; a
+read moves the position of a file; and no process is started with an open pipe.
 """
 
 from __future__ import annotations
@@ -46,15 +46,29 @@ def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> N
 def _lock_byte(descriptor: int, *, wait: bool) -> None:
     msvcrt: Any = import_module("msvcrt")
     os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
-    while True:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            break
-        except PermissionError as error:
-            if not wait:
-                raise BlockingIOError("another process holds the lock") from error
-        time.sleep(ASK_AGAIN_S)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    try:
+        while True:
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                break
+            except PermissionError as error:
+                if not wait:
+                    raise BlockingIOError("another process holds the lock") from error
+            time.sleep(ASK_AGAIN_S)
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Grow a file to a size, and take the disk space now.
+
+    A later store to a mapped page that finds none would kill the process (SIGBUS). Where the system cannot take it, the
+    size alone is set.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
 
 
 def _read_at(descriptor: int, size: int, offset: int) -> bytes:

@@ -185,7 +185,8 @@ def main() -> None:
     }
     found: dict[str, Any] = {"batches": digests(data)}
     (folder / "run.yaml").write_text(json.dumps({"data": data}))
-    limits = ("train.epochs=5", "train.log_every_steps=1", "train.warmup_steps=1", "train.checkpoint_every_steps=4")
+    limits = ["train.epochs=5", "train.log_every_steps=1", "train.warmup_steps=1", "train.checkpoint_every_steps=4"]
+    limits += ["train.feature_cache=pair"]
     run("train", folder / "run.yaml", f"train.output={folder / 'run'}", "model.name=micro", *limits)
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     found["losses"] = [line["loss"] for line in lines if "loss" in line]

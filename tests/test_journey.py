@@ -19,9 +19,10 @@ PROGRAM = Path(__file__).with_name("journey.py")
 LACKED_BY_WINDOWS = [
     *("resource", "pwd", "grp", "termios", "os.pread", "os.preadv", "os.pwrite", "os.pwritev", "os.memfd_create"),
     *("os.sched_getaffinity", "os.register_at_fork", "os.fork", "os.killpg", "os.getuid", "os.getloadavg"),
-    *("os.posix_fadvise", "os.O_NONBLOCK", "os.O_CLOEXEC", "os.O_NOFOLLOW", "os.O_DIRECTORY", "os.set_blocking"),
+    *("os.posix_fadvise", "os.posix_fallocate", "os.O_NONBLOCK", "os.O_CLOEXEC", "os.O_NOFOLLOW", "os.O_DIRECTORY"),
     *("select.poll", "select.epoll", "signal.SIGHUP", "signal.SIGUSR1", "signal.SIGUSR2", "signal.SIGALRM"),
-    *("signal.setitimer", "signal.pthread_kill", "signal.pthread_sigmask", "mmap.MAP_SHARED", "mmap.PROT_READ"),
+    *("signal.setitimer", "signal.pthread_kill", "signal.pthread_sigmask", "os.set_blocking"),
+    *("mmap.MAP_SHARED", "mmap.PROT_READ"),
 ]
 """Modules and functions of Python. fcntl goes last: the program needs it to be Windows."""
 

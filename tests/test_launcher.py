@@ -172,9 +172,10 @@ def test_slurm_variables_are_none_where_srun_starts_no_ranks(variables: dict[str
     [
         (
             {"RANK": "0", "WORLD_SIZE": "8"},
-            "RANK=0 contradicts Slurm's 5, of task 5 of 8 that srun started: unset RANK, or",
+            "RANK=0 contradicts 5, that of task 5 of 8 that srun started: unset RANK, or",
         ),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 contradicts Slurm's 8, of task 5 of 8 that srun started: unset WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 contradicts 8, that of task 5 of 8 that srun started: unset WORLD_SIZE"),
+        ({"LOCAL_RANK": "5", "CUDA_VISIBLE_DEVICES": "0"}, "LOCAL_RANK=5 contradicts 0, that of task 5 of 8 that srun"),
         (
             {"GROUP_WORLD_SIZE": "1"},
             r"srun started 8 tasks .*, and torchrun here joins 1 of them .* start one torchrun a",

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,
-    "train": ["batch", "config", "errors", "files", "launcher", "recognize"],
+    "train": ["batch", "config", "errors", "files", "launcher", "recognize", "system"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "integrations": [*DATA_HALF, "train", "trained", "inspect"],

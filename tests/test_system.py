@@ -12,10 +12,11 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.files import HeldElsewhere, lock
 from mmdata.loader.source import num_processes_of
 from mmdata.processes import WORTH_BYTES, workers_for
 from mmdata.storage.cache import Remote, ShardCache
-from mmdata.system import lock_file
+from mmdata.system import lock_file, reserve
 from tests.journey import locks_of_bytes
 
 NO_POLICY: Any = None
@@ -29,9 +30,21 @@ def test_lock_of_a_byte_has_one_holder_until_the_file_is_closed(tmp_path: Path, 
         lock_file(one.fileno(), wait=True)
         with pytest.raises(BlockingIOError, match=r"^another process holds the lock$"):
             lock_file(other.fileno(), shared=True)
-        assert os.lseek(one.fileno(), 0, os.SEEK_CUR) == 0
+        assert [os.lseek(file.fileno(), 0, os.SEEK_CUR) for file in (one, other)] == [0, 0]
         one.close()
         lock_file(other.fileno())
+    with lock(tmp_path, signed=True), pytest.raises(HeldElsewhere, match=rf"process {os.getpid()} on host"):
+        lock(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("is_linux", [True, False])
+def test_reserve_grows_a_file_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_linux: bool):
+    if not is_linux:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    (tmp_path / "file").write_bytes(b"head")
+    with open(tmp_path / "file", "r+b") as file:
+        reserve(file.fileno(), 9)
+    assert (tmp_path / "file").read_bytes() == b"head" + bytes(5)
 
 
 def test_processes_need_linux_or_macos(monkeypatch: pytest.MonkeyPatch):

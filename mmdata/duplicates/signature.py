@@ -6,7 +6,6 @@ makes them in one pass over an index: each distinct image is read and decoded on
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from mmdata.hashing import fast_hash
 from mmdata.images import FORMATS
 from mmdata.images.decode import decode
 from mmdata.index import Index, ShardStore
+from mmdata.system import reserve
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -206,5 +206,5 @@ def _memory(count: int, folder: Path) -> Bytes:
     if not count:
         return np.empty((0, THUMBNAIL_BYTES), np.uint8)
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, count * THUMBNAIL_BYTES)  # a full disk is an error now, not SIGBUS later
+        reserve(file.fileno(), count * THUMBNAIL_BYTES)
         return np.memmap(file, np.uint8, mode="r+", shape=(count, THUMBNAIL_BYTES))

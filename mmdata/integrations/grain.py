@@ -38,7 +38,7 @@ class LoaderDataset(grain.IterDataset[dict[str, Any]]):
         self._loader, self._num_epochs = loader, num_epochs
 
     def __iter__(self) -> grain.DatasetIterator[dict[str, Any]]:
-        self._loader.set_epoch(0)
+        self._loader.load_state_dict({**self._loader.state_dict(), "epoch": 0, "step": 0})
         return _LoaderIterator(self._loader, self._num_epochs)
 
 

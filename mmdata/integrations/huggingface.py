@@ -31,6 +31,7 @@ from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.loader.stream import Stream
 from mmdata.plan import Step
+from mmdata.plan.weights import WeightedPlan
 from mmdata.train.models.expected_inputs import fitted, inputs_of
 
 if TYPE_CHECKING:
@@ -231,14 +232,15 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
     Args:
         loader: its rows, image shape, transform and captions are used, in its epoch (`loader.set_epoch`); its batches,
             order and ranks are not.
-        row: changes a row, such as into TRL's `{"images": …, "messages": …}`.
+        row: changes a row, such as into TRL's `{"images": …, "messages": …}`. Workers that are not forked import it.
 
     Returns:
         Rows `{"image": PIL.Image, "text": str}`, or `{"image": …, "label": int}` without `data.tokenizer`. A row that
-        cannot be used is left out of its batch, and is in `loader.ledger`.
+        cannot be used is left out of its batch, and is in `loader.ledger`; of a worker process, in the worker's own.
 
     Raises:
-        ConfigError: the images of the loader have several shapes, or are patches.
+        ConfigError: the images of the loader have several shapes, or are patches; or its rows have weights, repeats or
+            fields.
         DataError: now or while rows are read: none of those asked for can be used, or too many could not.
         ImportError: `datasets` is not installed.
         TypeError: a stream.
@@ -249,22 +251,39 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
         raise ImportError("as_dataset needs datasets: pip install datasets") from error
     if isinstance(loader, Stream):
         raise TypeError("as_dataset needs the numbers of all rows, and a stream has no index: run `mmdata index`")
-    buckets = loader.plan.policy.buckets
+    plan, buckets = loader.plan, loader.plan.policy.buckets
     shapes = {bucket.image for bucket in buckets}
     if len(shapes) > 1 or buckets[0].patches:
         raise ConfigError(
             f"as_dataset gives images of one shape, and this loader's are of {', '.join(sorted(shapes))}: leave "
             "data.image_buckets and data.image_patches out"
         )
-    bucket = max(buckets, key=lambda found: found.length)
-    rows = np.concatenate([*loader.plan.rows.planned()])
+    repeats = isinstance(plan, WeightedPlan) or any(span.weight or span.repeat != 1 for span in plan.mixture.spans)
+    if repeats or loader.builder.spec.fields is not None:
+        raise ConfigError(
+            "as_dataset gives each row once, with its image and its text or label: leave data.row_weights, "
+            "data.captions every, weight and repeat of data.shards, and data.fields out"
+        )
+    rows = np.concatenate([*plan.rows.planned()])
+    read = _RowReader(loader, row)
+    names = read({"": rows[:8].tolist()})  # several, since one may be unusable
+    return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)
 
-    def read(asked: dict[str, list[int]]) -> dict[str, list[Any]]:
-        numbers = np.array(next(iter(asked.values())))
+
+class _RowReader:
+    """Reads the rows of a loader by their numbers. In another process it makes a loader of the same settings."""
+
+    def __init__(self, loader: Loader, row: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._loader, self._row = loader, row
+
+    def __call__(self, asked: dict[str, list[int]]) -> dict[str, list[Any]]:
+        loader, numbers = self._loader, np.array(next(iter(asked.values())))
         epoch = loader.state_dict()["epoch"]
+        bucket = max(loader.plan.policy.buckets, key=lambda found: found.length)
         made = loader.builder.make(Step(epoch, 0, bucket, numbers, np.full_like(numbers, epoch)))
         loader.ledger.add(made.masked, len(numbers))
-        found = [row(values) for values, valid in zip(_rows(made.batch), made.batch["valid"], strict=True) if valid]
+        rows = zip(_rows(made.batch), made.batch["valid"], strict=True)
+        found = [self._row(values) for values, valid in rows if valid]
         if not found:
             last = loader.ledger[-1]
             raise DataError(
@@ -273,8 +292,20 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
             )
         return {name: [values[name] for values in found] for name in found[0]}
 
-    names = read({"": rows[:8].tolist()})  # several, since one may be unusable
-    return datasets.Dataset.from_dict(dict.fromkeys(names, rows)).with_transform(read)
+    def __deepcopy__(self, memo: object) -> _RowReader:
+        """Itself: a copy of the dataset has the epoch and the ledger of the same loader."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        loader = self._loader  # without settings it refuses to be pickled
+        return _row_reader_of, (loader.settings or loader, loader.state_dict()["epoch"], self._row)
+
+
+def _row_reader_of(settings: dict[str, Any], epoch: int, row: Callable[[dict[str, Any]], dict[str, Any]]) -> _RowReader:
+    data = settings["config"].with_loading(num_processes=0)
+    loader = Loader.from_config(**{**settings, "config": data}, rank=0, world_size=1)
+    loader.set_epoch(epoch)
+    return _RowReader(loader, row)
 
 
 def _rows(batch: Batch) -> list[dict[str, Any]]:

@@ -113,6 +113,8 @@ class Loader(Interoperable):
         # differs in a forked child, which has none of its parent's workers.
         self._next: tuple[int, int, int] | None = None
         self._position = Position()
+        # What `from_config` made it of, so that another process can make it too.
+        self.settings: dict[str, Any] | None = None
 
     @classmethod
     def from_config(
@@ -149,7 +151,9 @@ class Loader(Interoperable):
                 "`mmdata neighbours` makes a file of groups for any loop"
             )
         plan, builder, source = open_parts(data, ranks, order=order, policy=policy)
-        return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
+        made = cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
+        made.settings = {"config": data, "order": order, "policy": policy}
+        return made
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.

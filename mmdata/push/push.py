@@ -197,7 +197,10 @@ def _plan_model(folder: Path, store: HubStore, config: PushConfig) -> PushPlan:
             f"'{folder}': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go to "
             "hf://datasets/OWNER/NAME"
         )
-    files = [PushedFile(path.name, path.stat().st_size, file_sha256(path), path) for path in sorted(folder.iterdir())]
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    if others := [path.name for path in paths if not path.is_file()]:
+        raise DataError(f"'{folder}' has {others}, no plain files: a model is a folder of files; move them elsewhere")
+    files = [PushedFile(path.name, path.stat().st_size, file_sha256(path), path) for path in paths]
     sent = {file.name: file for file in files}
     card = ModelCard((config.card or folder / CARD_NAME).read_text(encoding="utf-8"))
     if config.license is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import mmdata
 from mmdata.errors import ConfigError, DataError
@@ -57,6 +59,35 @@ def test_as_dataset_leaves_out_rows_that_cannot_be_used(data: dict[str, Any], tm
 def test_as_dataset_of_several_shapes_is_refused(data: dict[str, Any], setting: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"images of one shape, and this loader's are of .*: leave data\.image_bu"):
         as_dataset(mmdata.Loader.from_config(data | setting))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("row_weights", "{folder}/weights.npy"),
+        ("captions", "every"),
+        ("shards", [{"shards": "{shards}", "repeat": 2}]),
+        ("fields", {"words": "txt"}),
+    ],
+)
+def test_as_dataset_of_rows_with_weights_or_fields_is_refused(
+    data: dict[str, Any], name: str, setting: Any, tmp_path: Path
+):
+    np.save(tmp_path / "weights.npy", np.linspace(0.5, 1.5, 22))
+    text = json.dumps({name: setting}).replace("{folder}", str(tmp_path)).replace("{shards}", data["shards"])
+    with pytest.raises(ConfigError, match=r"each row once, with its image .*: leave data\.row_weights, data\.capt"):
+        as_dataset(mmdata.Loader.from_config(data | json.loads(text)))
+
+
+def test_as_dataset_in_a_started_worker_is_the_same(data: dict[str, Any], caplog: pytest.LogCaptureFixture):
+    loader = mmdata.Loader.from_config(data)
+    loader.set_epoch(1)
+    rows = as_dataset(loader)
+    assert caplog.messages == []  # of datasets: that its reader cannot be hashed
+    started = DataLoader(rows, 11, collate_fn=list, num_workers=1, multiprocessing_context="spawn")
+    for mine, others in zip(DataLoader(rows, 11, collate_fn=list), started, strict=True):
+        assert [row["text"] for row in mine] == [row["text"] for row in others]
+        assert [row["image"].tobytes() for row in mine] == [row["image"].tobytes() for row in others]
 
 
 def test_as_dataset_of_a_stream_is_refused(data: dict[str, Any]):

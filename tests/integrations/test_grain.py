@@ -72,6 +72,13 @@ def test_loader_dataset_without_end_begins_each_iterator_with_epoch_0(data: dict
         assert [next(iterator) for _ in expected] == expected
 
 
+def test_loader_dataset_that_was_used_begins_and_resumes_as_a_new_one(data: dict[str, Any]):
+    dataset, other = (LoaderDataset(mmdata.Loader.from_config(data)) for _ in range(2))
+    whole = [batch["keys"] for batch in other]
+    next(iter(dataset))
+    assert [batch["keys"] for batch in after(dataset, 0, into=other)] == whole
+
+
 def test_loader_dataset_resumes_behind_a_prefetch_of_grain(data: dict[str, Any], tmp_path: Path):
     def prefetched() -> Any:
         rows = LoaderDataset(mmdata.Loader.from_config(data)).map(lambda batch: batch["rows"].tolist())

@@ -261,3 +261,6 @@ def test_linear_probe_tells_classes_apart_and_keeps_its_features(
         assert len(times) == 2
         made = made or times
         assert made == times
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    example("linear_probe", tmp_path / "other", classes / "train", classes / "val")
+    assert len([*(tmp_path / "runs" / "features").iterdir()]) == 4

@@ -210,6 +210,8 @@ def exported(hub: Hub, tmp_path: Path) -> Path:
 
 
 def test_push_of_a_model_has_its_files_and_its_card_with_the_license(hub, exported):
+    (exported / ".DS_Store").write_text("of the desktop")
+    (exported / ".cache").mkdir()
     push_now(exported, MODEL, private=True, license="apache-2.0")
     assert (len(hub.commits or []), hub.private) == (2, True)
     for name in ("open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"):
@@ -217,6 +219,7 @@ def test_push_of_a_model_has_its_files_and_its_card_with_the_license(hub, export
     assert hub.files["README.md"].decode() == "---\nlibrary_name: open_clip\nlicense: apache-2.0\n---\n\n# exported\n"
     assert json.loads(hub.files["open_clip_config.json"])["model_cfg"]["text_cfg"]["hf_tokenizer_name"] == NAME
     assert push_now(exported, MODEL, license="apache-2.0") == []
+    assert ".DS_Store" not in hub.files
 
 
 def test_push_of_a_model_again_sends_what_differs_and_leaves_an_edited_card(hub, exported, shards):
@@ -226,6 +229,11 @@ def test_push_of_a_model_again_sends_what_differs_and_leaves_an_edited_card(hub,
     assert push_now(exported, MODEL) == ["open_clip_model.safetensors"]
     assert (hub.files["open_clip_model.safetensors"], hub.files["README.md"]) == (b"other weights", b"edited")
     assert push_now(exported, MODEL, overwrite=True) == ["README.md"]
+    (exported / "onnx").mkdir()
+    with pytest.raises(
+        DataError, match=r"exported' has \['onnx'\], no plain files: a model is a folder of files; move"
+    ):
+        push_now(exported, MODEL)
     with pytest.raises(
         DataError, match=r"': not a model that `mmdata export` wrote, as hf://OWNER/NAME takes; shards go"
     ):

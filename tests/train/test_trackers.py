@@ -362,7 +362,13 @@ def test_wandb_logs_offline_where_the_server_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wandb: Any
 ):
     serve(monkeypatch).server_close()
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+    begin = wandb.init
+
+    def begin_online_for_a_second(**given: Any) -> Any:
+        given["settings"] |= {} if "mode" in given else {"init_timeout": 1}
+        return begin(**given)
+
+    monkeypatch.setattr(wandb, "init", begin_online_for_a_second)
     assert make_trainer(tmp_path, steps=2, trackers=["wandb"]).run() == 0
     assert "It logs offline; `wandb sync` uploads the run later" in of_mmdata(caplog)[0].getMessage()
     (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -119,6 +121,28 @@ def test_the_watch_ends_with_the_run():
     with Watchdog(600, lambda: 7, None) as watchdog:
         watchdog.at("computing")
     assert "mmdata-watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_handler_of_a_library_in_c_stays(tmp_path: Path):
+    with open(tmp_path / "stacks.txt", "w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        try:
+            with Watchdog(600, lambda: 7, None) as watchdog:
+                signal.raise_signal(signal.SIGUSR1)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert watchdog.received == 0
+    assert "most recent call first" in (tmp_path / "stacks.txt").read_text()
+
+
+def test_signal_before_the_end_of_a_job_is_passed_on_after_sigterm_too():
+    passed_on: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: passed_on.append(number))
+    with Watchdog(600, lambda: 7, None):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    assert passed_on == [signal.SIGUSR2]
 
 
 def test_an_error_that_is_of_no_collective_stays_as_it_is():

@@ -8,7 +8,6 @@ as not written.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming
+from mmdata.system import reserve
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -142,8 +142,7 @@ class FeatureCache:
         steps = np.lib.format.open_memmap(self.folder / STEPS, mode="w+", dtype="<i4", shape=(self.rows,))
         for path in (self.folder / FEATURES, self.folder / STEPS):
             with naming(path), path.open("r+b") as file:
-                # The disk space is taken now: a later store to a page that finds none kills the process (SIGBUS).
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                reserve(file.fileno(), path.stat().st_size)
         steps[:] = NEVER_WRITTEN
         self._files = features, steps
 

@@ -7,6 +7,7 @@ waits in a collective of nccl runs no handler of Python meanwhile, so a thread s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import select
@@ -71,7 +72,7 @@ class Watchdog:
         group: the ranks, gloo; None: this process alone.
 
     Attributes:
-        received: number of the first signal that this process got; 0: none.
+        received: number of the first signal that this process got, or of SIGUSR1 or SIGUSR2; 0: none.
 
     Example:
         with Watchdog(600, lambda: step, group) as watchdog:
@@ -117,7 +118,8 @@ class Watchdog:
         return max(gather(self.received, self._group))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or number
+        if not self.received or number in BEFORE_THE_END:
+            self.received = number
         if number == signal.SIGINT:
             # The default action works even while Python cannot run a handler: in a long kernel or a collective.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -130,7 +132,8 @@ class Watchdog:
             self._before = signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
             for number in SIGNALS:
                 # A signal that nohup or the shell of a background job ignores stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                is_in_c = number in BEFORE_THE_END and _is_of_c(number)
+                if signal.getsignal(number) is not signal.SIG_IGN and not is_in_c:
                     self._handlers[number] = signal.signal(number, self._note)
             _pipes.add(self._writes.fileno())
         self._limit_s = 0.0
@@ -193,6 +196,13 @@ class Watchdog:
                     "the stacks of its threads follow; the same command resumes"
                 )
                 return
+
+
+def _is_of_c(number: int) -> bool:
+    """Whether a library in C has set the signal's handler (`faulthandler.register`): Python could not set it again."""
+    ask = ctypes.pythonapi.PyOS_getsig
+    ask.restype = ctypes.c_void_p
+    return ask(number) not in (None, 1) and not callable(signal.getsignal(number))
 
 
 def _failed_rank() -> str:
