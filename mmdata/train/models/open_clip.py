@@ -69,10 +69,9 @@ NEUTRAL = {
 VISION_HEADS = {(384, 12): 6, (512, 12): 8, (768, 12): 12, (896, 12): 14, (1024, 24): 16} | dict.fromkeys(
     ((1280, 32), (1408, 40), (1664, 48), (1792, 56)), 16
 )
-TEXT_HEADS = {(256, 10): 4, (384, 12): 6, (512, 12): 8, (640, 12): 10, (768, 12): 12, (1024, 24): 16} | {
-    (1280, 32): 20,
-    (1280, 36): 20,
-}
+TEXT_HEADS = {(256, 10): 4, (384, 12): 6, (512, 12): 8, (640, 12): 10, (768, 12): 12, (1024, 24): 16} | dict.fromkeys(
+    ((1280, 32), (1280, 36)), 20
+)
 """Width and layers of towers in open_clip's named models → heads, which no shape in a file of weights tells."""
 FREE = {"head_width", "heads", "eos_id", "hf_tokenizer_name", "tokenizer_kwargs", "patch_dropout", "output_tokens"}
 """Settings that are no sizes and may have any value."""
