@@ -56,28 +56,21 @@ def other_setting(path: Path, *, key: str) -> str:
         path: a folder or file, or a name on the hub, where nothing is.
         key: model.init_from, model.open_clip; model.clip, model.vision or model.text.
     """
-    kind = recognize(path)
-    if kind in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS):
-        right, what = "model.init_from", kind.value
-        remedy = f"set model.init_from={path} in its place, and model.name to that of the run"
-    elif kind is Kind.WEIGHTS:
-        right, what = "model.open_clip", kind.value
-        remedy = (
-            f"set model.name=pretrained model.open_clip={path} in its place if they are of open_clip; of transformers "
-            "model.clip takes the folder"
-        )
-    elif (path / OPEN_CLIP_CONFIG).is_file():
-        right, what = "model.open_clip", "a model of open_clip"
-        remedy = f"set model.name=pretrained model.open_clip={path} in its place"
-    elif (path / "config.json").is_file():
-        right, what = "model.clip", "a model of transformers"
-        remedy = (
-            f"set model.name=pretrained model.clip={path} in its place, or model.vision and model.text for two towers"
-        )
-    else:
+    own = {"model.init_from": CHECKPOINTS, "model.open_clip": OPEN_CLIP_CONFIG}.get(key, "config.json")
+    if (path / own).exists():  # a folder on the hub may have the files of both libraries
         return ""
-    is_own = key == right or (right == "model.clip" and key in ("model.vision", "model.text"))
-    return "" if is_own else f"{key} '{path}': this is {what}; {remedy}"
+    kind, what = recognize(path), ""
+    of_open_clip = f"set model.name=pretrained model.open_clip={path} in its place"
+    if kind in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS) and key != "model.init_from":
+        what = f"{kind.value}; set model.init_from={path} in its place, and model.name to that of the run"
+    elif kind is Kind.WEIGHTS and key != "model.open_clip":
+        what = f"{kind.value}; {of_open_clip} if they are of open_clip; of transformers model.clip takes the folder"
+    elif (path / OPEN_CLIP_CONFIG).is_file():
+        what = f"a model of open_clip; {of_open_clip}"
+    elif (path / "config.json").is_file():
+        ways = f"model.clip={path} in its place, or model.vision and model.text for two towers"
+        what = f"a model of transformers; set model.name=pretrained {ways}"
+    return f"{key} '{path}': this is {what}" if what else ""
 
 
 def is_near_a_run(path: Path) -> bool:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
+from mmdata.config.wrong_place import other_setting
 from mmdata.errors import ConfigError
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
@@ -157,6 +158,13 @@ def test_folder_of_a_model_for_another_setting_names_that_setting(tmp_path: Path
     name = "micro" if key == "init_from" else "pretrained"
     with pytest.raises(ConfigError, match=rf"model.{key} '.*here': {said}"):
         DualEncoder.from_config({"name": name, key: str(folder)}, vocab_size=300)
+
+
+@pytest.mark.parametrize("key", ["model.clip", "model.vision", "model.open_clip"])
+def test_folder_with_the_files_of_both_libraries_is_a_model_of_each(tmp_path: Path, key: str):
+    for name in ("config.json", "open_clip_config.json"):
+        (tmp_path / name).write_text("{}")
+    assert not other_setting(tmp_path, key=key)
 
 
 def test_file_of_weights_for_another_setting_names_that_setting(tmp_path: Path):
