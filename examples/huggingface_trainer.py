@@ -1,4 +1,4 @@
-"""python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+"""python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder with a tokenizer, or a hub name
 torchrun --nproc-per-node=2 examples/huggingface_trainer.py SHARDS MODEL
 
 Fine-tune a CLIP with the Hugging Face Trainer, on batches of mmdata. After a stop or a kill, the same command continues

@@ -1,4 +1,4 @@
-"""python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+"""python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder with a tokenizer, or a hub name
 
 Fine-tune a CLIP with Lightning, on any number of devices. After a stop or a kill, the same command continues from
 the last checkpoint, at any batch.

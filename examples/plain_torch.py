@@ -1,4 +1,4 @@
-"""python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder or a Hugging Face name
+"""python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder with a tokenizer, or a hub name
 
 Fine-tune a CLIP in a loop of your own, with mixed precision, accumulation and clipping. Ctrl-C writes a checkpoint, and
 the same command continues with the next batch; after `kill -9` it continues from the last checkpoint. Its updates are

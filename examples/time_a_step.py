@@ -1,4 +1,4 @@
-"""python examples/time_a_step.py SHARDS MODEL --batch-size 64     # MODEL: a folder or a Hugging Face name
+"""python examples/time_a_step.py SHARDS MODEL --batch-size 64     # MODEL: a folder with a tokenizer, or a hub name
 
 Time a batch of the loader and a training step with torch.utils.benchmark: medians that can be compared.
 """

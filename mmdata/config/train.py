@@ -141,8 +141,8 @@ class ParameterGroupConfig(Settings):
 
     match: str
     """Names of parameters, with * and [0-9] as in file names: image_*, text_tower.*, "*.layers.[0-8].*". Names begin
-    with image_tower, image_projection, text_tower and text_projection, and go on as in the state dict; two are
-    logit_scale and logit_bias."""
+    with image_tower and text_tower, with image_projection and text_projection where the model has them, and go on as in
+    the state dict; two are logit_scale and logit_bias."""
     lr_scale: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
     """Factor of the learning rate."""
     weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] | None = None

@@ -10,6 +10,7 @@ from mmdata.files import shipped
 from mmdata.recognize import CHECKPOINTS, NO_RUN, Kind, find_run, recognize
 
 EXPECTED = "and a config (a YAML file with the sections data, model, train) is expected"
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 WRITES_ONE = "`mmdata init SOURCE` writes one for a table, a folder of images, or shards"
 
 
@@ -46,6 +47,30 @@ def not_a_run(path: Path) -> str:
     if runs := _runs_in(path):
         return f"a folder of runs; give one of them: {', '.join(runs)}"
     return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
+
+
+def other_setting(path: Path, *, key: str) -> str:
+    """What `key` is told of a path with a model that another setting takes; "" if it may be its own.
+
+    Args:
+        path: a folder or file, or a name on the hub, where nothing is.
+        key: model.init_from, model.open_clip; model.clip, model.vision or model.text.
+    """
+    own = {"model.init_from": CHECKPOINTS, "model.open_clip": OPEN_CLIP_CONFIG}.get(key, "config.json")
+    if (path / own).exists():  # a folder on the hub may have the files of both libraries
+        return ""
+    kind, what = recognize(path), ""
+    of_open_clip = f"set model.name=pretrained model.open_clip={path} in its place"
+    if kind in (Kind.RUN, Kind.CHECKPOINT, Kind.CHECKPOINTS) and key != "model.init_from":
+        what = f"{kind.value}; set model.init_from={path} in its place, and model.name to that of the run"
+    elif kind is Kind.WEIGHTS and key != "model.open_clip":
+        what = f"{kind.value}; {of_open_clip} if they are of open_clip; of transformers model.clip takes the folder"
+    elif (path / OPEN_CLIP_CONFIG).is_file():
+        what = f"a model of open_clip; {of_open_clip}"
+    elif (path / "config.json").is_file():
+        ways = f"model.clip={path} in its place, or model.vision and model.text for two towers"
+        what = f"a model of transformers; set model.name=pretrained {ways}"
+    return f"{key} '{path}': this is {what}" if what else ""
 
 
 def is_near_a_run(path: Path) -> bool:

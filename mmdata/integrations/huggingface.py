@@ -194,8 +194,12 @@ class LoaderTrainer(Trainer):
         return reduce(nested_concat, gather_object([send_to_device(found, "cpu")]))
 
     def num_examples(self, dataloader: Any) -> int:
-        """Rows of an epoch."""
-        return dataloader.dataset.loader.plan.num_rows
+        """Rows of an epoch as they are trained: a row counts as often as it comes."""
+        plan = dataloader.dataset.loader.plan
+        sizes = [(steps, rows) for steps, rows in zip(plan.steps_of_buckets(0), plan.batch_sizes, strict=True) if steps]
+        trained, padding = sum(steps * rows for steps, rows in sizes), sum(rows - 1 for _, rows in sizes)
+        # Last batches have masked rows, too: they are left out where each row comes once.
+        return plan.num_rows if 0 <= trained - plan.num_rows <= padding else trained
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
         """See `transformers.Trainer.compute_loss`; the loss of a batch without any label is 0, not the mean of none."""

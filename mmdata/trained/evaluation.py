@@ -259,7 +259,11 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig, setting: str) 
         DataError: there are no labels, or more than there are classes, or the shards have other classes.
     """
     if not index.has_labels:
-        raise DataError(f"{setting} needs labels, and shards '{data.shards}' have none")
+        where = "--shards" if setting == "--classes" else "data.val.shards"
+        raise DataError(
+            f"{setting} needs labels, and shards '{data.shards}' have none: `mmdata convert` makes shards with labels "
+            f"of a table with the columns filepath and label; give them with {where}"
+        )
     names, known = index.class_names or [], len(classes.classes)
     given = {_plain(name): name for name in classes.classes}
     in_shards = [given.get(_plain(name)) for name in names]

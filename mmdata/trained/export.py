@@ -62,7 +62,7 @@ def export_to_transformers(run: TrainedRun, out: str | os.PathLike[str]) -> type
         raise ConfigError(
             f"the towers of '{run.checkpoint}' ({type(image).__name__}, {type(text).__name__}) cannot be exported: "
             "transformers has classes for model.name vit_b_32, vit_b_16 and vit_l_14, and for pretrained CLIP, SigLIP "
-            "and SigLIP 2; --to onnx takes any, and mmdata.load_run uses the run as it is"
+            "and SigLIP 2; --to onnx takes this one, and mmdata.load_run uses the run as it is"
         )
     with export_folder(run, out, type(model).__name__) as folder:
         model.eval().save_pretrained(folder)
@@ -88,7 +88,7 @@ def export_to_open_clip(run: TrainedRun, out: str | os.PathLike[str]) -> None:
         raise ConfigError(
             f"the towers of '{run.checkpoint}' ({type(image).__name__}, {type(text).__name__}) cannot be exported to "
             "open_clip, whose CLIP is model.name vit_b_32, vit_b_16 or vit_l_14, or a pretrained CLIP; --to onnx takes "
-            "any towers"
+            "all but those of SigLIP 2"
         )
     model, tokenizer = _clip(run, image, text, is_for_open_clip=True)
     cfg, weights = as_open_clip(model.config, model.state_dict())

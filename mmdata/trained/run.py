@@ -24,7 +24,7 @@ from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.accelerator import best_device
-from mmdata.train.evaluation.prompts import Classes
+from mmdata.train.evaluation.prompts import Classes, read_classes
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
@@ -259,32 +259,37 @@ class TrainedRun:
     def zero_shot(
         self,
         images: Iterable[ImageLike] | Tensor,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | str | Path | None = None,
         *,
-        templates: Sequence[str] = ("{}",),
+        templates: Sequence[str] | str | None = None,
         batch_size: int = 64,
     ) -> ZeroShot:
         """Classify images by the names of classes.
 
         Args:
             images: as for `embed_images`; or their features, float (N, D), from it.
-            classes: C names; default: `class_names`.
+            classes: C names; or a JSON file of names and templates, or "imagenet". Default: `class_names`.
             templates: sentences in which {} stands for a name, such as "a photo of a {}."; the features of a class
-                are the mean over them. Write them as the captions of the training set are written.
+                are the mean over them. Write them as the captions of the training set are written. "imagenet" are 80.
+                Default: those of the file, or the name alone.
             batch_size: images in a forward.
 
         Raises:
-            ValueError: no classes, or a template without {}.
+            ValueError: no classes, a template without {}, or no such list of templates.
+            DataError: no such file of classes, or it has another format.
         """
+        own = ["{}"]
+        if isinstance(classes, (str, Path)):
+            task = read_classes(classes)
+            classes, own = task.classes, task.templates
         names = list(self.class_names or [] if classes is None else classes)
-        if isinstance(classes, str) or not names:
+        if not names:
             raise ValueError(
                 "zero_shot needs classes: a list of names, such as ['dog', 'cat'], or those in the classes.json of the "
                 "run's folder; a checkpoint outside such a folder has none"
             )
-        if isinstance(templates, str):
-            raise TypeError(f"templates is a list of strings: write [{templates!r}]")
-        prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))
+        given = {"classes": names, "templates": own if templates is None else templates}
+        prompts = self.embed_prompts(Classes.model_validate(given))
         if isinstance(images, Tensor) and images.is_floating_point():
             features = images
         else:

@@ -78,6 +78,15 @@ def test_train_uses_the_loaders_batches_as_they_are(data: dict[str, Any], clip: 
     assert math.isfinite(result.training_loss)
     assert any(not torch.equal(a, b) for a, b in zip(before, clip.parameters(), strict=True))
     assert trainer.num_examples(trainer.get_train_dataloader()) == ROWS
+
+
+@pytest.mark.parametrize(("repeat", "rows"), [(3, 9 * 8), (0.5, 2 * 8)])
+def test_train_counts_a_row_as_often_as_it_is_trained(
+    data: dict[str, Any], clip: Any, tmp_path: Path, repeat: float, rows: int
+):
+    repeated = data | {"shards": [{"shards": data["shards"], "repeat": repeat}]}
+    trainer = LoaderTrainer(repeated, model=clip, args=arguments(tmp_path))
+    assert trainer.num_examples(trainer.get_train_dataloader()) == rows
     assert trainer.args.per_device_train_batch_size == 8
 
 

@@ -137,7 +137,8 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
             averages(ours, resumed, make=True)
             load_averages(ours, resumed, averages(ours, optimizer))
             optimizer = resumed
-        assert set_learning_rate(optimizer, 0.01) == 0.01
+        if step == 3:  # the optimizers of the first steps have the rates with which they were made
+            assert set_learning_rate(optimizer, 0.01) == 0.01
         for model in (ours, theirs):
             grow(model, step)
         for each in (optimizer, *expected):
@@ -153,9 +154,12 @@ def test_optimizer_by_name_makes_the_updates_of_torch_also_after_a_resume(name: 
     [
         (
             [{"match": "vision.*", "lr_scale": 2}],
-            "no parameter matches 'vision.*'; names begin with logit_scale, image_to",
+            "no parameter matches 'vision.*'; the nearest are ",
         ),
-        ([{"match": "image_towr.*", "lr_scale": 2}], "matches 'image_towr.*' (did you mean 'image_tower.*'?); names"),
+        (
+            [{"match": "image_towr.*", "lr_scale": 2}],
+            "'image_towr.*'; the nearest are image_tower.*, image_tower.patches.*, image_tower.patches.*",
+        ),
         (
             [{"match": "image_*", "lr_scale": 2}, {"match": "*.bias", "freeze": True}],
             "'image_tower.patches.1.bias' matches both 'image_*' and '*.bias'; a parameter has one group at most",

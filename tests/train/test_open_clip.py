@@ -14,10 +14,13 @@ from safetensors.torch import save_file
 
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
+from mmdata.config.wrong_place import other_setting
 from mmdata.errors import ConfigError
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.expected_inputs import with_inputs_of_model
+from mmdata.train.models.open_clip import TEXT_HEADS, VISION_HEADS
+from tests.logs import of_mmdata
 
 VISION = {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8}
 TEXT = {"context_length": 20, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 3}
@@ -73,6 +76,7 @@ def test_open_clip_folder_has_open_clips_features(tmp_path: Path, quick_gelu: bo
 @pytest.mark.parametrize("kind", ["safetensors", "checkpoint of a training", "custom text", "float16"])
 def test_open_clip_file_has_open_clips_features(tmp_path: Path, kind: str):
     theirs = make(CustomTextCLIP if kind == "custom text" else CLIP)
+    save(theirs, tmp_path)  # a file alone does not say the heads of towers of these sizes
     weights = theirs.half().state_dict() if kind == "float16" else theirs.state_dict()
     path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
     if kind == "safetensors":
@@ -84,6 +88,92 @@ def test_open_clip_file_has_open_clips_features(tmp_path: Path, kind: str):
         torch.save(weights, path)
     model = DualEncoder.from_config({"open_clip": path, "quick_gelu": False}, vocab_size=49408)
     assert_same_features(theirs.float(), model)
+
+
+SMALL: dict[str, Any] = {
+    "vision_cfg": {**VISION, "width": 384, "layers": 12},
+    "text_cfg": {**TEXT, "width": 256, "layers": 10, "heads": 4},
+}
+
+
+def test_open_clip_file_alone_has_the_heads_of_the_named_model_of_its_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    theirs = make(**SMALL)  # towers of ViT-S-16 and ViT-S-16-alt
+    torch.save(theirs.state_dict(), tmp_path / "weights.pt")
+    model = DualEncoder.from_config({"open_clip": tmp_path / "weights.pt", "quick_gelu": False}, vocab_size=49408)
+    assert_same_features(theirs, model)
+    (record,) = of_mmdata(caplog)
+    assert "weights.pt': taken with 6 heads for images and 4 for texts, activation gelu" in record.getMessage()
+    assert record.levelname == "WARNING", "the command prints it"
+
+
+def test_heads_of_files_alone_are_those_of_open_clips_named_models():
+    configs = [open_clip.get_model_config(name) for name in open_clip.list_models()]
+    vision = [config["vision_cfg"] for config in configs]
+    vits = [one for one in vision if isinstance(one.get("layers"), int) and "timm_model_name" not in one]
+    found = {(one["width"], one["layers"]): one["width"] // one.get("head_width", 64) for one in vits}
+    assert found == VISION_HEADS
+    vits = [config["text_cfg"] for config in configs if config["vision_cfg"] in vits]
+    found = {(one["width"], one.get("layers", 12)): one.get("heads", 8) for one in vits if "width" in one}
+    assert found == TEXT_HEADS
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"vision_cfg": VISION}, "no named model of open_clip has 2 layers of width 64 in its image tower"),
+        ({"text_cfg": TEXT}, "no named model of open_clip has 3 layers of width 64 in its text tower"),
+    ],
+)
+def test_open_clip_asks_for_the_heads_of_a_file_of_no_named_size(tmp_path: Path, changes: dict[str, Any], part: str):
+    torch.save(make(**SMALL | changes).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(
+        ConfigError, match=rf"weights.pt': a file .* number of heads, and {part}: give the folder with open_clip_config"
+    ):
+        DualEncoder.from_config({"open_clip": tmp_path / "weights.pt", "quick_gelu": False})
+
+
+@pytest.mark.parametrize(
+    ("key", "there", "said"),
+    [
+        ("open_clip", "config.json", "this is a model of transformers; set model.name=pretrained model.clip=.*here in"),
+        ("open_clip", "checkpoints", "this is the folder of a run; set model.init_from=.*here in its place, and mod"),
+        ("clip", "checkpoints", "this is the folder of a run; set model.init_from=.*here in its place, and model.na"),
+        (
+            "clip",
+            "open_clip_config.json",
+            "this is a model of open_clip; set model.name=pretrained model.open_clip=.*h",
+        ),
+        ("init_from", "open_clip_config.json", "this is a model of open_clip; set model.name=pretrained model.open_c"),
+    ],
+)
+def test_folder_of_a_model_for_another_setting_names_that_setting(tmp_path: Path, key: str, there: str, said: str):
+    folder = tmp_path / "here"
+    if there == "checkpoints":
+        (folder / there).mkdir(parents=True)
+    else:
+        folder.mkdir()
+        (folder / there).write_text("{}")
+    name = "micro" if key == "init_from" else "pretrained"
+    with pytest.raises(ConfigError, match=rf"model.{key} '.*here': {said}"):
+        DualEncoder.from_config({"name": name, key: str(folder)}, vocab_size=300)
+
+
+@pytest.mark.parametrize("key", ["model.clip", "model.vision", "model.open_clip"])
+def test_folder_with_the_files_of_both_libraries_is_a_model_of_each(tmp_path: Path, key: str):
+    for name in ("config.json", "open_clip_config.json"):
+        (tmp_path / name).write_text("{}")
+    assert not other_setting(tmp_path, key=key)
+
+
+def test_file_of_weights_for_another_setting_names_that_setting(tmp_path: Path):
+    path = tmp_path / "weights.pt"
+    torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path)
+    with pytest.raises(ConfigError, match=r"weights.pt': weights of transformers, and not of open_clip; set .*l.clip="):
+        DualEncoder.from_config({"open_clip": path})
+    with pytest.raises(ConfigError, match=r"l.init_from '.*weights.pt': this is a file of weights; set .*open_clip=/"):
+        DualEncoder.from_config({"name": "micro", "init_from": path}, vocab_size=300)
 
 
 def test_open_clip_sets_size_of_images_and_length_of_texts(tmp_path: Path):
@@ -155,6 +245,7 @@ def test_open_clip_asks_for_what_a_file_does_not_say_and_for_clips_tokenizer(tmp
         ConfigError, match=r"weights.pt': a file of weights does not say its activation: set model.quick_"
     ):
         DualEncoder.from_config({"open_clip": tmp_path / "weights.pt"})
+    save(make(), tmp_path)
     settings = {"open_clip": tmp_path / "weights.pt", "quick_gelu": False}
     with pytest.raises(
         ConfigError, match=r"is that of CLIP's tokenizer, and the tokenizer has 300: set data.tokenizer=c"

@@ -97,6 +97,16 @@ def test_run_keeps_its_id_though_killed_before_its_first_checkpoint(tmp_path: Pa
     ]
 
 
+def test_tracker_begins_only_where_something_is_left_of_the_run(tmp_path: Path):
+    assert make_trainer(tmp_path, steps=2, trackers=[Kept]).run() == 0
+    Kept.told.clear()
+    assert make_trainer(tmp_path, steps=2, trackers=[Kept]).run() == 0
+    assert not Kept.told
+    scored = {"trackers": [Kept], "evaluate": lambda model: {"score": 0.5}}
+    assert make_trainer(tmp_path, steps=2, **scored).run() == 0
+    assert [call[0] for call in Kept.told] == ["begin", "evaluation", "flush", "close"]
+
+
 def test_error_of_a_tracker_is_said_once_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert make_trainer(tmp_path, steps=4, trackers=[Offline]).run() == 0
     first, last = (record.getMessage() for record in of_mmdata(caplog))

@@ -120,7 +120,7 @@ def test_export_to_open_clip_says_why_a_model_is_none(make_run: MakeRun, tmp_pat
     for model, message in (
         (
             {"name": "micro"},
-            r"\(ImageTower, TextTower\) cannot be exported to open_clip, whose CLIP is .*--to onnx takes an",
+            r"\(ImageTower, TextTower\) cannot be exported to open_clip, whose CLIP is .*--to onnx takes al",
         ),
         (
             pretrained(clip=mixed),

@@ -56,7 +56,7 @@ def test_init_from_a_run_or_its_checkpoint_and_clip_of_its_export_are_its_weight
     for source in sources:
         settings: dict[str, Any] = {**model, "init_from": str(source)}
         if source is exported:
-            with pytest.raises(ConfigError, match=r"a model of transformers, and not a run; set model\.name=pre"):
+            with pytest.raises(ConfigError, match=r"this is a model of transformers; set model\.name=pre"):
                 build(model, source)
             settings = {**model, "clip": str(source)}
         found = DualEncoder.from_config(settings, vocab_size=300).state_dict()

@@ -16,7 +16,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.evaluate import zero_shot
-from mmdata.train.evaluation.prompts import Classes
+from mmdata.train.evaluation.prompts import Classes, read_classes
 from mmdata.trained import TrainedRun
 from mmdata.trained.evaluation import evaluate_shards, named_classes
 from tests.conftest import make_photo
@@ -203,6 +203,19 @@ def test_load_run_unreadable_image_is_named_or_gives_zeros(
     assert run.embed_images([cut], on_error="zeros").tolist() == [[0.0] * 64]
 
 
+def test_zero_shot_takes_classes_and_templates_by_name_or_file(make_run: MakeRun, tmp_path: Path):
+    run = mmdata.load_run(make_run(), device="cpu")
+    features, path, shipped = torch.eye(3, run.embed_dim), tmp_path / "classes.json", read_classes("imagenet")
+    path.write_text('{"classes": ["dog", "cat"], "templates": "imagenet"}')
+    expected = run.zero_shot(features, ["dog", "cat"], templates=shipped.templates)
+    for found in (run.zero_shot(features, str(path)), run.zero_shot(features, ["dog", "cat"], templates="imagenet")):
+        assert found.classes == ["dog", "cat"]
+        torch.testing.assert_close(found.probabilities, expected.probabilities)
+    found = run.zero_shot(features, path, templates=["{}"])
+    torch.testing.assert_close(found.probabilities, run.zero_shot(features, ["dog", "cat"]).probabilities)
+    assert run.zero_shot(features, "imagenet", templates=["{}"]).classes == shipped.classes
+
+
 def test_load_run_says_what_is_no_list_of_images_or_texts(make_run: MakeRun, photos: Path):
     run = mmdata.load_run(make_run(), device="cpu")
     for given in (str(photos), photos, Image.new("RGB", (4, 4))):
@@ -218,12 +231,15 @@ def test_load_run_says_what_is_no_list_of_images_or_texts(make_run: MakeRun, pho
         run.embed_images([], on_error="skip")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="text 1 is int, not a string"):
         run.embed_texts(["a", 1])  # pyright: ignore[reportArgumentType]
-    for classes in ("dog", []):
-        with pytest.raises(ValueError, match=r"zero_shot needs classes: a list of names, .*, or those in the classes"):
-            run.zero_shot([], classes)
+    with pytest.raises(ValueError, match=r"zero_shot needs classes: a list of names, .*, or those in the classes"):
+        run.zero_shot([], [])
+    with pytest.raises(
+        DataError, match=r"classes 'dog': no such file; .*; known by name: imagenet; in Python a list of"
+    ):
+        run.zero_shot([], "dog")
     with pytest.raises(ValueError, match=r"template 'a photo' has no {} where the class name goes"):
         run.zero_shot([], ["dog"], templates=["a photo"])
-    with pytest.raises(TypeError, match=r"templates is a list of strings: write \['a {}'\]"):
+    with pytest.raises(ValueError, match=r"'a {}' is no shipped list \(imagenet\): write a list, \[\"a {}\"\]"):
         run.zero_shot([], ["dog"], templates="a {}")
 
 

@@ -69,6 +69,10 @@ def test_train_scores_classes_of_shards_of_labels_as_evaluate_does(train: Any, l
     again = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert scores.items() <= again.items()
     assert again["templates"] == ["{}"]
+    assert cli.main(["evaluate", str(tmp_path / "run"), "--shards", str(labelled), "--device", "cpu"]) == 0
+    other = json.loads((tmp_path / "run/evaluation-shards.json").read_text())
+    assert other["shards"] == str(labelled)
+    assert json.loads((tmp_path / "run/evaluation.json").read_text()) == again, "those of the run's own rows stay"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,11 @@ def test_train_scores_classes_of_shards_of_labels_as_evaluate_does(train: Any, l
         ({"shards": "labelled", "classes": "none.json"}, "data.val.classes: classes 'none.json': no such file; it is"),
         ({"shards": "labelled", "classes": "imagenet"}, "data.val.classes has 1000 classes, and shards '"),
         ({"shards": "labelled"}, "nothing to retrieve: give data.val.classes FILE for zero-shot accuracy"),
+        (
+            {"shards": "unnamed", "classes": "imagenet"},
+            "have none: `mmdata convert` makes shards with labels of a table with the columns filepath and label; give "
+            "them with data.val.shards",
+        ),
         ({"shards": "unnamed", "classes": "shards"}, "do not name the classes of all labels: give a file"),
         ({"classes": "imagenet"}, "classes are those of the rows of val.shards or val.share: set one of them"),
     ],

@@ -12,8 +12,9 @@ classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; lab
 "imagenet" are the 80 of --classes imagenet.
 Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
 captions, or are the names alone.
-Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
-share of the rows; rank 0 scores the pairs and writes. The numbers are those of one process.
+Writes a JSON file and prints a table. The file is --out, or RUN/evaluation.json; or RUN/evaluation-NAME.json for
+--shards DIR/NAME where the run has rows of its own to evaluate on, whose scores stay. Under torchrun each rank embeds
+its share of the rows; rank 0 scores the pairs and writes. The numbers are those of one process.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
     scores |= {"ema": True} if trained.is_average else {}
     path = trained.checkpoint
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
+    if options.out is None and options.shards and trained.config.data.val:  # the scores of the run's own rows stay
+        out = out.with_stem(f"{out.stem}-{Path(options.shards).name}")
     out.parent.mkdir(parents=True, exist_ok=True)
     if val:
         scores["shards"] = val_in_words(data)

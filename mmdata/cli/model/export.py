@@ -6,8 +6,8 @@
     mmdata export runs/photos exports/mixed --interpolate-with clip-vit-b-32 --alpha 0.5    # WiSE-FT
 
 transformers and open_clip take towers of CLIP: vit_b_32 and its like, and pretrained ones. transformers also takes
-SigLIP and SigLIP 2. onnx takes any towers. The folder also has the tokenizer, an image processor, and a model card
-(README.md) with settings and scores; `mmdata push` sends it to the Hugging Face hub.
+SigLIP and SigLIP 2. onnx takes all towers but those of SigLIP 2. The folder also has the tokenizer, an image processor,
+and a model card (README.md) with settings and scores; `mmdata push` sends it to the Hugging Face hub.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ def read_classes(source: Path | str) -> Classes:
     """
     path = SHIPPED.get(str(source), Path(source))
     if not path.is_file():
-        raise DataError(f"classes '{path}': no such file; it is JSON such as {CLASSES_EXAMPLE}")
+        raise DataError(
+            f"classes '{path}': no such file; it is JSON such as {CLASSES_EXAMPLE}; known by name: "
+            f"{', '.join(SHIPPED)}; in Python a list of names will do"
+        )
     try:
         return Classes.model_validate_json(path.read_bytes())
     except ValidationError as error:

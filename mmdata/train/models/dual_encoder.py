@@ -16,6 +16,7 @@ from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.config.model import LoraConfig
 from mmdata.config.strict_yaml import parse
+from mmdata.config.wrong_place import other_setting
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
@@ -270,18 +271,15 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
     """Put the weights of a run into a model; its scale and its bias unless the settings have their own.
 
     Raises:
-        ConfigError: the weights are of another architecture, or `source` is a model of transformers.
+        ConfigError: the weights are of another architecture, or `source` is a model of another library.
         DataError: nothing is there, or it is damaged.
     """
     # Imported here: `run` imports models, and those without adapters need no `lora`.
     from mmdata.train.models.lora import add_adapters, merge_adapters
     from mmdata.train.run.checkpoint import find_checkpoint, load_trained, load_weights
 
-    if (source / "config.json").is_file():
-        raise ConfigError(
-            f"model.init_from '{source}': a model of transformers, and not a run; set model.name=pretrained "
-            f"model.clip={source} in its place, or model.vision and model.text for two towers"
-        )
+    if other := other_setting(source, key="model.init_from"):
+        raise ConfigError(other)
     path = find_checkpoint(source)
     state = load_trained(path)
     of_run = state.get("settings", {}).get("model", {})

@@ -20,10 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdata.errors import ConfigError
+from mmdata.config.wrong_place import OPEN_CLIP_CONFIG as CONFIG_NAME
+from mmdata.config.wrong_place import other_setting
+from mmdata.errors import ConfigError, counted
 from mmdata.train.models.expected_inputs import CLIP_STATS, PixelStats
 
-CONFIG_NAME = "open_clip_config.json"
 WEIGHT_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 """Files of weights in a folder, as on the hub, the preferred one first."""
 
@@ -65,6 +66,13 @@ NEUTRAL = {
     "pad_id": (0, 1),
 }
 """Values of settings that are no sizes, with which a model still is a CLIP; those not named here must be off."""
+VISION_HEADS = {(384, 12): 6, (512, 12): 8, (768, 12): 12, (896, 12): 14, (1024, 24): 16} | dict.fromkeys(
+    ((1280, 32), (1408, 40), (1664, 48), (1792, 56)), 16
+)
+TEXT_HEADS = {(256, 10): 4, (384, 12): 6, (512, 12): 8, (640, 12): 10, (768, 12): 12, (1024, 24): 16} | dict.fromkeys(
+    ((1280, 32), (1280, 36)), 20
+)
+"""Width and layers of towers in open_clip's named models → heads, which no shape in a file of weights tells."""
 FREE = {"head_width", "heads", "eos_id", "hf_tokenizer_name", "tokenizer_kwargs", "patch_dropout", "output_tokens"}
 """Settings that are no sizes and may have any value."""
 
@@ -78,6 +86,7 @@ class OpenClip:
         pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
         has_own_tokenizer: its tokenizer is not CLIP's, and lies in the folder or on the hub.
         logit_bias: the learned bias; None in a model without one.
+        has_config: its heads are those of a config, and not those of a named model of its size.
         state: parameters by open_clip's names.
     """
 
@@ -85,6 +94,7 @@ class OpenClip:
     pixel_stats: PixelStats
     has_own_tokenizer: bool
     logit_bias: float | None
+    has_config: bool
     state: dict[str, Tensor]
 
     def weights(self) -> dict[str, Tensor]:
@@ -103,32 +113,41 @@ def read_open_clip(source: str, *, quick_gelu: bool | None = None) -> OpenClip:
     Args:
         source: a folder with open_clip_config.json and weights; or a file of weights, .safetensors or .pt, also a
             checkpoint of open_clip's training. Beside a file open_clip_config.json may lie; else its architecture is
-            told by the shapes, with heads of open_clip's named models.
+            told by the shapes, which must be those of one of open_clip's named models: no shape tells the heads.
         quick_gelu: the activation; None: as the config says, which a file alone does not have.
 
     Raises:
-        ConfigError: nothing is there, it cannot be read, it is not CLIP's architecture, or the activation is not known.
+        ConfigError: nothing is there, it cannot be read, it is not CLIP's architecture, or the activation or the heads
+            are not known.
     """
     path = Path(source)
     if not path.exists():
         raise ConfigError(f"model.open_clip '{path}': no such file or folder; files on the hub are downloaded first")
+    if other := other_setting(path, key="model.open_clip"):
+        raise ConfigError(other)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         path = next((path / name for name in WEIGHT_NAMES if (path / name).is_file()), path / WEIGHT_NAMES[0])
     content = _read_config(folder / CONFIG_NAME, is_needed=folder == Path(source))
     given: dict[str, Any] = content.get("model_cfg", {})
+    state = _read_state(path)
+    if any(name.startswith(("vision_model.", "text_model.")) for name in state):
+        raise ConfigError(
+            f"model.open_clip '{source}': weights of transformers, and not of open_clip; set model.name=pretrained "
+            f"model.clip={folder} in its place, a folder with config.json"
+        )
     if quick_gelu is None and not given:
         raise ConfigError(
             f"model.open_clip '{path}': a file of weights does not say its activation: set model.quick_gelu=true for "
             "OpenAI's weights and for models of open_clip whose name ends in -quickgelu, else model.quick_gelu=false"
         )
-    state = _read_state(path)
     bias = state.pop("logit_bias", None)
     config = _config_of(state, given, path)
     if given:
         _check_settings(given, _model_cfg(config), folder / CONFIG_NAME)
     if strange := sorted(state.keys() ^ {"logit_scale", *_names(config)}):
         raise _not_clip(path, f"'{strange[0]}' is {'one more' if strange[0] in state else 'missing'}", strange[0])
+    _check_heads(config, path)
     is_quick = given.get("quick_gelu", False) if quick_gelu is None else quick_gelu
     for part in ("vision_config", "text_config"):
         config[part]["hidden_act"] = "quick_gelu" if is_quick else "gelu"
@@ -139,6 +158,7 @@ def read_open_clip(source: str, *, quick_gelu: bool | None = None) -> OpenClip:
         pixel_stats=(mean, std),
         has_own_tokenizer=bool(given and given["text_cfg"].get("hf_tokenizer_name")),
         logit_bias=None if bias is None else float(bias.item()),
+        has_config=bool(given),
         state=state,
     )
 
@@ -222,7 +242,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 def _config_of(state: Mapping[str, Tensor], given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The CLIPConfig of weights. Heads are those of `given`, a model_cfg, or without one those of named models.
 
-    Source: open_clip's model_configs: heads of 64 features, and 16 heads in image towers as wide as ViT-H.
+    Heads are 0 where no named model has a tower of this size.
     """
     try:
         patches, tokens = state["visual.conv1.weight"], state["token_embedding.weight"]
@@ -232,21 +252,22 @@ def _config_of(state: Mapping[str, Tensor], given: Mapping[str, Any], path: Path
     except KeyError as error:
         raise _not_clip(path, f"'{error.args[0]}' is missing", error.args[0]) from error
     widths = (len(patches), tokens.shape[1])
+    layers = [
+        len({name.removeprefix(stack).split(".")[1] for name in state if name.startswith(stack)}) for stack in STACKS
+    ]
     if given:
-        heads = (widths[0] // given["vision_cfg"].get("head_width", 64), given["text_cfg"].get("heads", 8))
+        heads = (max(1, widths[0] // given["vision_cfg"].get("head_width", 64)), given["text_cfg"].get("heads", 8))
     else:
-        heads = (widths[0] // 64 if widths[0] < 1280 else 16, widths[1] // 64)
+        heads = (VISION_HEADS.get((widths[0], layers[0]), 0), TEXT_HEADS.get((widths[1], layers[1]), 0))
     vision, text = (
         {
             "hidden_size": widths[i],
             "intermediate_size": inner[i],
-            "num_hidden_layers": len(
-                {name.removeprefix(stack).split(".")[1] for name in state if name.startswith(stack)}
-            ),
-            "num_attention_heads": max(1, heads[i]),
+            "num_hidden_layers": layers[i],
+            "num_attention_heads": heads[i],
             "projection_dim": dim,
         }
-        for i, stack in enumerate(STACKS)
+        for i in range(2)
     )
     # Texts are read at their last token, whatever these say.
     special = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1}
@@ -256,6 +277,18 @@ def _config_of(state: Mapping[str, Tensor], given: Mapping[str, Any], path: Path
         "vision_config": {**vision, "patch_size": patches.shape[-1], "image_size": side},
         "text_config": {**text, **special, "vocab_size": len(tokens), "max_position_embeddings": length},
     }
+
+
+def _check_heads(config: Mapping[str, Any], path: Path) -> None:
+    """Raise a ConfigError if a tower is of no named model's size, so that nothing says its heads."""
+    for part, tower in (("image", config["vision_config"]), ("text", config["text_config"])):
+        if not tower["num_attention_heads"]:
+            size = f"{counted(tower['num_hidden_layers'], 'layer')} of width {tower['hidden_size']}"
+            raise ConfigError(
+                f"model.open_clip '{path}': a file of weights does not say the number of heads, and no named model of "
+                f"open_clip has {size} in its {part} tower: give the folder with {CONFIG_NAME}, or put that file "
+                "beside the weights"
+            )
 
 
 def _model_cfg(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from mmdata.config import ModelConfig
+from mmdata.config.wrong_place import other_setting
 from mmdata.errors import ConfigError
 from mmdata.train.models.expected_inputs import IMAGENET_STATS, PixelStats, expected_inputs, of_one_rank
 from mmdata.train.models.open_clip import read_open_clip
@@ -84,7 +86,9 @@ def _of_open_clip(config: ModelConfig, source: str) -> Towers:
     model.load_state_dict(found.weights())
     heads = [found.config[part]["num_attention_heads"] for part in ("vision_config", "text_config")]
     kind = found.config["text_config"]["hidden_act"]
-    logger.info("model.open_clip '%s': %d heads for images and %d for texts, activation %s", source, *heads, kind)
+    level = logging.INFO if found.has_config else of_one_rank()
+    said = "model.open_clip '%s': taken with %d heads for images and %d for texts, activation %s"
+    logger.log(level, said, source, *heads, kind)
     return Towers(
         *_image_tower(model, key),
         *_text_tower(model, key),
@@ -135,6 +139,8 @@ def _text_tower(model: Any, key: str) -> tuple[nn.Module, int]:
 def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     """The model, in float32."""
     loaded: dict[str, Any] = {}
+    if isinstance(source, str) and (other := other_setting(Path(source), key=key)):
+        raise ConfigError(other)
     try:
         if isinstance(source, str):
             # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.

@@ -53,12 +53,16 @@ def check_schedule(config: TrainConfig, total_steps: int) -> None:
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer that `config.optimizer` names, over the parameters that learn; weight decay on matrices only.
 
+    Each group has its own rate, `config.lr` times its `lr_scale`: a scheduler of torch works on it.
+
     Biases, norms, logit_scale and logit_bias have no decay: it would pull a scale towards 0.
 
     Raises:
         ConfigError: `config.groups` do not fit the model, or muon finds no matrix in a tower's blocks.
     """
     groups, momentum = parameter_groups(model, config), config.betas[0]
+    for group in groups:
+        group["lr"] = config.lr * group["lr_scale"]
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=momentum)
     if config.optimizer == "adafactor":

@@ -86,13 +86,14 @@ class RunReport:
         """The steps that have been evaluated."""
         return set(evaluated_steps(self.output / METRICS))
 
-    def begin(self, resumed: Path | None, step: int, total_steps: int) -> None:
+    def begin(self, resumed: Path | None, step: int, total_steps: int, *, is_over: bool) -> None:
         """Open the log. Say from where the run goes on, on what, and what in it never begins.
 
         Args:
             resumed: the checkpoint from which it goes on; None: it starts.
             step: updates already made; lines of later steps, left by a killed run, are removed.
             total_steps: of the whole run.
+            is_over: nothing is left to train or to evaluate, and so nothing to tell trackers.
 
         Raises:
             ImportError, ConfigError: see `begin_trackers`; on all ranks.
@@ -107,7 +108,7 @@ class RunReport:
         if self.speaks:
             self._metrics.begin(run)
             self._opened.callback(lambda: self._metrics.close(self._exit_code))
-        if config.trackers:
+        if config.trackers and not is_over:
             on_first(lambda: self._begin_trackers(run), collectives.cpu_group())
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"

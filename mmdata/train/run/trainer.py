@@ -139,7 +139,8 @@ class Trainer:
         seed_rank(config.seed, collectives.rank())
         try:
             resumed = self._resume()
-            self.report.begin(resumed, self.step, self.total_steps)
+            is_over = self.step == self.total_steps and (evaluate is None or self.step in self.report.evaluated_steps)
+            self.report.begin(resumed, self.step, self.total_steps, is_over=is_over)
         except BaseException:
             self.report.close()  # a notebook goes on
             raise
