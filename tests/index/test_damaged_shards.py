@@ -184,7 +184,7 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
 def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monkeypatch, count):
     """The index that is replaced has other lengths; at no moment do files of both make one index."""
     build_index(folder, count_tokens=count, tokenizer="characters")
-    rename, moved = os.rename, list[str]()
+    replace, moved = os.replace, list[str]()
 
     def stops(source: object, target: object) -> None:
         if (
@@ -195,11 +195,11 @@ def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monk
             if moved:
                 raise KeyboardInterrupt
             moved.append(str(target))
-        rename(source, target)
+        replace(source, target)
 
     shorter = {"count_tokens": lambda captions: [1 for _ in captions], "tokenizer": "ones"}
     with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", stops)
+        patched.setattr(os, "replace", stops)
         with pytest.raises(KeyboardInterrupt):
             build_index(folder, overwrite=True, **shorter)
         with pytest.raises(DataError, match=r"no manifest\.json; `mmdata index .*` makes one"):
