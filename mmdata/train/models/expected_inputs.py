@@ -100,7 +100,7 @@ def with_inputs_of_model(config: Config) -> Config:
     """The settings with image size and `max_length` of the folders that the section `model` names; see `fitted`."""
     model = config.model
     if model.open_clip is not None:
-        # Imported here: it imports this module.
+        # Imported here: other models do not need it.
         from mmdata.train.models.open_clip import read_open_clip
 
         clip = read_open_clip(model.open_clip, quick_gelu=model.quick_gelu).config

@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmdata.batch import CLIP_MEAN, CLIP_STD
 from mmdata.config.wrong_place import OPEN_CLIP_CONFIG as CONFIG_NAME
 from mmdata.config.wrong_place import other_setting
 from mmdata.errors import ConfigError, counted
-from mmdata.train.models.expected_inputs import CLIP_STATS, PixelStats
 
 WEIGHT_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 """Files of weights in a folder, as on the hub, the preferred one first."""
@@ -91,7 +91,7 @@ class OpenClip:
     """
 
     config: dict[str, Any]
-    pixel_stats: PixelStats
+    pixel_stats: tuple[tuple[float, ...], tuple[float, ...]]
     has_own_tokenizer: bool
     logit_bias: float | None
     has_config: bool
@@ -152,7 +152,9 @@ def read_open_clip(source: str, *, quick_gelu: bool | None = None) -> OpenClip:
     for part in ("vision_config", "text_config"):
         config[part]["hidden_act"] = "quick_gelu" if is_quick else "gelu"
     pixels: dict[str, Any] = content.get("preprocess_cfg", {})
-    mean, std = (tuple(pixels.get(name) or usual) for name, usual in zip(("mean", "std"), CLIP_STATS, strict=True))
+    mean, std = (
+        tuple(pixels.get(name) or usual) for name, usual in zip(("mean", "std"), (CLIP_MEAN, CLIP_STD), strict=True)
+    )
     return OpenClip(
         config=config,
         pixel_stats=(mean, std),
