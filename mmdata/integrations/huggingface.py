@@ -30,7 +30,7 @@ from mmdata.integrations.adapt import check_launched, judged_together, pixel_sta
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.loader.stream import Stream
-from mmdata.plan import Step
+from mmdata.plan import Plan, Step
 from mmdata.plan.weights import WeightedPlan
 from mmdata.train.models.expected_inputs import fitted, inputs_of
 
@@ -194,12 +194,11 @@ class LoaderTrainer(Trainer):
         return reduce(nested_concat, gather_object([send_to_device(found, "cpu")]))
 
     def num_examples(self, dataloader: Any) -> int:
-        """Rows of an epoch as they are trained: a row counts as often as it comes."""
+        """Rows of an epoch as they are trained: where rows come several times or not at all, those of its batches."""
         plan = dataloader.dataset.loader.plan
-        sizes = [(steps, rows) for steps, rows in zip(plan.steps_of_buckets(0), plan.batch_sizes, strict=True) if steps]
-        trained, padding = sum(steps * rows for steps, rows in sizes), sum(rows - 1 for _, rows in sizes)
-        # Last batches have masked rows, too: they are left out where each row comes once.
-        return plan.num_rows if 0 <= trained - plan.num_rows <= padding else trained
+        if _gives_each_row_once(plan):
+            return plan.num_rows
+        return sum(steps * rows for steps, rows in zip(plan.steps_of_buckets(0), plan.batch_sizes, strict=True))
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
         """See `transformers.Trainer.compute_loss`; the loss of a batch without any label is 0, not the mean of none."""
@@ -225,6 +224,12 @@ class LoaderTrainer(Trainer):
 
 def _none_of(values: Tensor) -> Tensor:
     return values[:0]
+
+
+def _gives_each_row_once(plan: Plan) -> bool:
+    return not isinstance(plan, WeightedPlan) and all(
+        span.weight is None and span.repeat == 1 for span in plan.mixture.spans
+    )
 
 
 def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> datasets.Dataset:
@@ -262,8 +267,7 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
             f"as_dataset gives images of one shape, and this loader's are of {', '.join(sorted(shapes))}: leave "
             "data.image_buckets and data.image_patches out"
         )
-    repeats = isinstance(plan, WeightedPlan) or any(span.weight or span.repeat != 1 for span in plan.mixture.spans)
-    if repeats or loader.builder.spec.fields is not None:
+    if not _gives_each_row_once(plan) or loader.builder.spec.fields is not None:
         raise ConfigError(
             "as_dataset gives each row once, with its image and its text or label: leave data.row_weights, "
             "data.captions every, weight and repeat of data.shards, and data.fields out"

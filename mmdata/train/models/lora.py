@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from mmdata.config.model import LoraConfig
-from mmdata.errors import ConfigError, meant
+from mmdata.errors import ConfigError
+from mmdata.train.models.weights import nearest_patterns
 
 QUERIES_KEYS_VALUES = (
     *("*.[qkv]", "*.[qkv]_proj", "*.[qkv]_lin", "*.query", "*.key", "*.value", "*.query_proj", "*.key_proj"),
@@ -48,10 +49,9 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, frozen: Collection[str
     everywhere = [name for names in layers.values() for name in names]
     for pattern in config.match or ():
         if not any(fnmatchcase(name, pattern) for name in everywhere):
-            kinds = _kinds(everywhere)
             raise ConfigError(
-                f"model.lora.match '{pattern}': no linear layer of a tower that is not frozen has such a name"
-                f"{meant(pattern, kinds)}; there are {', '.join(kinds)}"
+                f"model.lora.match '{pattern}': no linear layer of a tower that is not frozen has such a name; the "
+                f"nearest are {nearest_patterns(pattern, everywhere)}"
             )
     for side, tower in towers.items():
         patterns = config.match or QUERIES_KEYS_VALUES

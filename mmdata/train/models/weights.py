@@ -1,9 +1,10 @@
-"""What keeps weights from fitting a model, in words."""
+"""What keeps weights or patterns from fitting a model, in words."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 
@@ -29,3 +30,9 @@ def difference(own: Mapping[str, Sequence[object]], given: Mapping[str, Sequence
             first, *others = alike
             parts.setdefault(part, []).append(f"{1 + len(others)} {kind} ({first})")
     return "; ".join(f"{part}: {', '.join(counts)}" for part, counts in sorted(parts.items()))
+
+
+def nearest_patterns(pattern: str, names: Iterable[str]) -> str:
+    """The three patterns that are most like one that matches no name; numbers of layers count as *."""
+    known = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})
+    return ", ".join(difflib.get_close_matches(pattern, known, n=3, cutoff=0.0)) or "none"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +13,7 @@ from torch import nn
 from mmdata.config import TrainConfig
 from mmdata.config.train import ParameterGroupConfig
 from mmdata.errors import ConfigError
+from mmdata.train.models.weights import nearest_patterns
 from mmdata.train.ranks.sharding import blocks_of
 
 REST = ParameterGroupConfig.model_construct(match="all others")
@@ -36,11 +35,10 @@ def freeze_groups(model: nn.Module, groups: Sequence[ParameterGroupConfig]) -> d
         matching = [name for name in names if fnmatchcase(name, group.match)]
         if not matching:
             parts = [f"{name}.*" for name, _ in model.named_modules() if name]
-            kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in (*parts, *names)})
-            near = difflib.get_close_matches(group.match, kinds, n=3, cutoff=0.0)
+            near = nearest_patterns(group.match, [*parts, *names])
             tops = dict.fromkeys(name.partition(".")[0] for name in names)
             raise ConfigError(
-                f"train.groups: no parameter matches '{group.match}'; the nearest are {', '.join(near)}; names begin "
+                f"train.groups: no parameter matches '{group.match}'; the nearest are {near}; names begin "
                 f"with {', '.join(tops)}"
             )
         if twice := next((name for name in matching if name in found), None):
