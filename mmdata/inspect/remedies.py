@@ -22,7 +22,7 @@ from mmdata.images.decode import decode_pixels, oriented
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
-from mmdata.loader.image_buffers import BatchPixels
+from mmdata.loader.entries.pixels import BatchPixels
 from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.loader.workers.buffers import BufferPool

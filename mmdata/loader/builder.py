@@ -16,8 +16,8 @@ from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
 from mmdata.loader.corpus import Corpus, most_shards
-from mmdata.loader.fields import Fields
-from mmdata.loader.negatives import NegativeCaptions
+from mmdata.loader.entries.fields import Fields
+from mmdata.loader.entries.negatives import NegativeCaptions
 from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool

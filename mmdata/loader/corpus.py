@@ -18,7 +18,7 @@ from mmdata.config.corpus import sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
 from mmdata.index.store import MAX_OPEN
-from mmdata.loader.negatives import NegativeCaptions
+from mmdata.loader.entries.negatives import NegativeCaptions
 from mmdata.plan import CaptionSources, Plan
 from mmdata.plan.captions import caption_sources
 from mmdata.processes import most_workers, worker_processes

@@ -18,13 +18,13 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus, most_of_windows
+from mmdata.loader.growing.plan import Reading, StreamPlan, TarWindow
+from mmdata.loader.growing.tars import GrowingIndex, SampleTars, TarFiles, TarIndexer, TarSource
 from mmdata.loader.identity import Identity
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.loader import Loader, data_config
 from mmdata.loader.position import check_count
 from mmdata.loader.source import RankPipeline, make_source
-from mmdata.loader.stream_plan import Reading, StreamPlan, TarWindow
-from mmdata.loader.stream_tars import GrowingIndex, SampleTars, TarFiles, TarIndexer, TarSource
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
-from mmdata.loader.image_buffers import BatchPixels
+from mmdata.loader.entries.pixels import BatchPixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.threads import Work

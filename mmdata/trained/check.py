@@ -17,7 +17,7 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
-from mmdata.loader.negatives import REMEDY
+from mmdata.loader.entries.negatives import REMEDY
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache

@@ -21,7 +21,7 @@ from mmdata.images.decode import oriented_size
 from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index
-from mmdata.loader.image_buffers import BatchPixels
+from mmdata.loader.entries.pixels import BatchPixels
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes

@@ -88,7 +88,7 @@ def test_diagnosis_names_a_slow_disk(make: Callable[..., dict[str, Any]], tmp_pa
 def test_diagnosis_names_the_server_of_a_slow_stream(
     make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr("mmdata.loader.stream_tars.FIRST_ROWS", 4)
+    monkeypatch.setattr("mmdata.loader.growing.tars.FIRST_ROWS", 4)
     # A first window of 8 rows, four tars: those after it are fetched while batches are taken.
     settings = make(48, shard_rows=2) | {"shuffle_window_rows": 4, "global_batch_size": 2}
     settings["loading"] = {**settings.get("loading", {}), "cache_dir": str(tmp_path / "cache")}

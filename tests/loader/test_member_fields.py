@@ -270,7 +270,7 @@ def test_a_number_is_whole_if_the_first_values_are(
     samples[key_of(20)]["json"] = json_of({"size": {"high": 20.5}, "caption": "x"})
     data = {**write(tmp_path / "tars", samples), "fields": {"high": "json:size.high"}}
     assert by_row(data, "high")[20] == 20.5
-    monkeypatch.setattr("mmdata.loader.fields.PROBED_VALUES", 20)  # rows 0 to 19
+    monkeypatch.setattr("mmdata.loader.entries.fields.PROBED_VALUES", 20)  # rows 0 to 19
     with Loader.from_config(data) as loader:
         assert {batch["high"].dtype for batch in loader} == {torch.int64}  # pyright: ignore
         (entry,) = loader.ledger

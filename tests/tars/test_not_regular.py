@@ -16,8 +16,8 @@ from mmdata.config import DataConfig
 from mmdata.convert import convert
 from mmdata.errors import DataError
 from mmdata.index import Index, ShardStore, build_index, verify
+from mmdata.loader.growing.tars import TarFiles
 from mmdata.loader.stream import find_shards
-from mmdata.loader.stream_tars import TarFiles
 from mmdata.storage import ShardCache
 from tests.programs import PATIENCE_S
 

@@ -111,7 +111,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     from mmdata.config.data import evaluation_data
     from mmdata.index.caption_lengths import counts_of
     from mmdata.loader.corpus import open_index
-    from mmdata.loader.fields import Fields
+    from mmdata.loader.entries.fields import Fields
     from mmdata.plan import IndexRows
     from mmdata.plan.captions import caption_sources
     from mmdata.plan.from_config import equal_rows

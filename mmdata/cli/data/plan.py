@@ -185,7 +185,7 @@ def _quiet() -> Generator[None, None, None]:
 def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:
     """The plan; what batches are made with is looked at, too, so that a run refuses nothing that a plan has passed."""
     from mmdata.images.pixels import PixelTransform
-    from mmdata.loader.fields import Fields
+    from mmdata.loader.entries.fields import Fields
     from mmdata.plan.from_config import build_plan
     from mmdata.text.transform import TextTransform
 

@@ -21,8 +21,8 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.launcher import Ranks
+from mmdata.loader.growing.tars import TarFiles
 from mmdata.loader.stream import Stream, find_shards
-from mmdata.loader.stream_tars import TarFiles
 from mmdata.train import DualEncoder
 from mmdata.train.ranks import collectives
 from mmdata.train.run.trainer import Trainer

@@ -20,7 +20,7 @@ from tests.programs import PATIENCE_S
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first window has 8 rows or more, instead of 1,024."""
-    monkeypatch.setattr("mmdata.loader.stream_tars.FIRST_ROWS", 8)
+    monkeypatch.setattr("mmdata.loader.growing.tars.FIRST_ROWS", 8)
 
 
 def passes_in_child(check: Callable[[], bool]) -> bool:
@@ -67,8 +67,8 @@ def test_a_forked_child_reads_the_pass_anew(
 def test_a_program_that_ends_in_mid_pass_prints_nothing(uneven: Any, config: Any, num_workers: int):
     settings = config(global_batch_size=2, shuffle_window_rows=8, loading={"num_workers": num_workers})
     program = f"""
-import mmdata, mmdata.loader.stream_tars
-mmdata.loader.stream_tars.FIRST_ROWS = 8
+import mmdata, mmdata.loader.growing.tars
+mmdata.loader.growing.tars.FIRST_ROWS = 8
 stream = mmdata.stream({str(uneven(*[5] * 40))!r}, {settings!r})
 batches = iter(stream)
 next(batches)

@@ -76,7 +76,7 @@ def test_an_endless_iterable_may_repeat_keys_and_needs_steps(shards: Path, confi
 
 
 def test_buffers_are_let_go(shards: Path, config: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mmdata.loader.stream_tars.BUFFER_ROWS", 4)
+    monkeypatch.setattr("mmdata.loader.growing.tars.BUFFER_ROWS", 4)
     endless = wds.WebDataset(urls(shards), resampled=True)
     with mmdata.stream(endless, config(num_workers=2, text_buckets=1), steps_per_epoch=200) as stream:
         held = [len(stream._plan._tars.source._files) for _ in stream]
@@ -209,7 +209,7 @@ def test_another_process_cannot_iterate(config: Any):
 def test_a_pass_that_is_left_and_begun_again_may_have_other_samples_in_the_same_tars(
     photo: Any, config: Any, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ):
-    monkeypatch.setattr("mmdata.loader.stream_tars.BUFFER_ROWS", 4)
+    monkeypatch.setattr("mmdata.loader.growing.tars.BUFFER_ROWS", 4)
     samples = [{"__key__": f"{i}", "jpg": photo(20, 16 + i, seed=i), "txt": f"picture {i}"} for i in range(40)]
 
     class Shuffled:

@@ -17,7 +17,7 @@ import pytest
 
 import mmdata
 from mmdata.errors import Interrupted
-from mmdata.loader.stream_plan import read_windows
+from mmdata.loader.growing.plan import read_windows
 from tests.interrupts import forget_threads_that_never_began, interrupt_at_thread
 from tests.programs import PATIENCE_S
 from tests.storage.servers import serve
@@ -54,7 +54,7 @@ def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
             raise Interrupted
         yield from read_windows(tars, number, ended)
 
-    monkeypatch.setattr("mmdata.loader.stream_plan.read_windows", windows)
+    monkeypatch.setattr("mmdata.loader.growing.plan.read_windows", windows)
     stream = mmdata.stream(shards, config(num_workers=1))
     list(stream)
     assert waits.wait(PATIENCE_S)

@@ -15,13 +15,13 @@ import pytest
 import mmdata
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.loader.stream_tars import TarFiles
+from mmdata.loader.growing.tars import TarFiles
 
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first window has 8 rows or more, instead of 1,024."""
-    monkeypatch.setattr("mmdata.loader.stream_tars.FIRST_ROWS", 8)
+    monkeypatch.setattr("mmdata.loader.growing.tars.FIRST_ROWS", 8)
 
 
 def keys(batches: list[Batch]) -> list[list[str]]:
@@ -90,7 +90,7 @@ def test_a_tar_that_is_not_kept_is_read_again(uneven, config, monkeypatch):
     folder = uneven(*[5] * 8)
     settings = config(global_batch_size=2, shuffle_window_rows=16)
     expected = keys([*mmdata.stream(folder, settings)])
-    monkeypatch.setattr("mmdata.loader.stream_tars.HELD_ROWS", 5)
+    monkeypatch.setattr("mmdata.loader.growing.tars.HELD_ROWS", 5)
     stream = mmdata.stream(folder, settings)
     stream.builder.index.tars._held_rows = 5
     assert keys([*stream]) == expected

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
-from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
+from mmdata.loader.growing.tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
 from mmdata.plan.schedule import Schedule
