@@ -34,6 +34,18 @@ class Batch(TypedDict):
             at native resolution (`data.image_patches`).
         spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise,
             and on the CPU wherever the batch is.
+        crop: float32 (B, 4), the part of the upright image that the pixels show: top, left, height and width, in pixels
+            of the original; NaN where not valid, and where a transform of your own made the pixels.
+        flipped: bool (B,), True where that part was then mirrored left to right.
+        boxes: float32 (B, M, 4), left, top, right and bottom in pixels of the batch; M is the number of boxes of the
+            batch's bucket. This and all below down to masks: only with `data.targets`.
+        boxes_valid: bool (B, M), False where there is no box; the boxes of a row come first.
+        box_labels: int64 (B, M), -1 where there is no box.
+        box_input_ids: int64 (B, M, T), the phrase of each box; padding alone where there is none.
+        box_attention_mask: int64 (B, M, T), as attention_mask.
+        box_text_hash: int64 (B, M), equal for equal phrases; 0 where there is none.
+        keypoints: float32 (B, M, K, 3), x and y in pixels of the batch, and visibility; zeros where there is no box.
+        masks: uint8 (B, H, W), a class for each pixel, 255 where not valid; or (B, M, H, W), 1 where a box's object is.
         input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and
             attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
@@ -59,6 +71,16 @@ class Batch(TypedDict):
     pixel_values: Tensor
     pixel_attention_mask: NotRequired[Tensor]
     spatial_shapes: NotRequired[Tensor]
+    crop: NotRequired[Tensor]
+    flipped: NotRequired[Tensor]
+    boxes: NotRequired[Tensor]
+    boxes_valid: NotRequired[Tensor]
+    box_labels: NotRequired[Tensor]
+    box_input_ids: NotRequired[Tensor]
+    box_attention_mask: NotRequired[Tensor]
+    box_text_hash: NotRequired[Tensor]
+    keypoints: NotRequired[Tensor]
+    masks: NotRequired[Tensor]
     input_ids: NotRequired[Tensor]
     attention_mask: NotRequired[Tensor]
     labels: NotRequired[Tensor]

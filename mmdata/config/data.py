@@ -15,6 +15,7 @@ from mmdata.config.batches import BatchesConfig
 from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.config.images import ImagesConfig
 from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
+from mmdata.config.targets import TargetsConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
 from mmdata.safe_read import path_of_url
@@ -48,6 +49,8 @@ class RowsConfig(Settings):
     `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
     JSON a list of B. A row whose own sample lacks a value, or has a damaged one, is masked, and listed among the
     skipped rows; for joined tars `missing` decides."""
+    targets: TargetsConfig | None = None
+    """Boxes, key points and masks that follow the crop of their image; null: none."""
 
 
 class LoadingConfig(Settings):

@@ -24,6 +24,7 @@ class Bucket(NamedTuple):
         width: of the images, in pixels; 0 if images keep their own aspect ratio.
         patches: largest number of patches of an image, if images keep their own aspect ratio; otherwise 0.
         rows: of a global batch; 0: as many as the plan says.
+        boxes: of an image, at most (`data.targets`); 0: none.
     """
 
     length: int
@@ -31,6 +32,7 @@ class Bucket(NamedTuple):
     width: int
     patches: int = 0
     rows: int = 0
+    boxes: int = 0
 
     @property
     def image(self) -> str:
