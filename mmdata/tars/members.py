@@ -202,10 +202,14 @@ def open_member(data: bytes, kind: str) -> Any:
 def pick(opened: Any, selector: Selector) -> Any:
     """The value that a selector names in a member: of a key, an array of .npz, or all of it. None: there is none.
 
-    A key with dots is looked up as it stands, and else part by part in nested objects.
+    A key with dots is looked up as it stands, and else part by part in nested objects. In a list of objects the further
+    parts are looked up in each of them; the value is then the list of what they have, None for one without it.
 
     Raises:
         BadSample: the array is damaged, or would have to be unpickled.
+
+    Example:
+        json:boxes.category of {"boxes": [{"category": "dog"}, {}]} is ["dog", None]
     """
     if isinstance(opened, zipfile.ZipFile):
         return _array_of(opened, selector.key)
@@ -213,11 +217,17 @@ def pick(opened: Any, selector: Selector) -> Any:
         return opened
     if isinstance(opened, dict) and selector.key in opened:
         return cast("dict[str, Any]", opened)[selector.key]
-    value: Any = opened
-    for part in selector.key.split("."):
+    return _follow(opened, selector.key.split("."))
+
+
+def _follow(value: Any, parts: list[str]) -> Any:
+    """What lies at a path in nested objects; None if nothing does."""
+    for number, part in enumerate(parts):
         if not isinstance(value, dict):
             return None
         value = cast("dict[str, Any]", value).get(part)
+        if isinstance(value, list) and (rest := parts[number + 1 :]):
+            return [_follow(one, rest) for one in cast("list[Any]", value)]
     return value
 
 

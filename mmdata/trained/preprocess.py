@@ -114,7 +114,7 @@ class Preprocess:
         return _inputs(pixels)
 
     def _bucket(self, height: int, width: int) -> Bucket:
-        one = (np.array([number], np.int64) for number in (1, height, width))
+        one = (np.array([number], np.int64) for number in (1, height, width, 0))
         return self._policy.buckets[int(self._policy.assign(Shapes(*one))[0])]
 
 

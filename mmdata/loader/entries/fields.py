@@ -22,14 +22,14 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import RowsConfig
-from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
 from mmdata.plan import Plan
 from mmdata.processes import cached_property
 from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.values import ColumnValues
-from mmdata.tars.members import EXACT, KINDS, KNOWN, MAX_BYTES, Selector, absent, as_array, kind_of, open_member, pick
+from mmdata.tars.members import EXACT, MAX_BYTES, Selector, absent, as_array, open_member, pick
 from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
@@ -309,20 +309,8 @@ class FieldEntries:
 
 
 def _member_field(name: str, source: str, joined: Joined) -> MemberField:
-    of, rest = f"data.fields.{name}", source.removeprefix(JOINED)
-    join, colon, member = rest.partition(":")
-    if rest != source and colon and join in joined.shards:
-        selector = Selector.parse(member)
-        return MemberField(name, selector, kind_of(selector, of=of), join, joined.shards[join].missing)
-    if rest == source and join.lower().endswith(KINDS):
-        selector = Selector.parse(source)
-        return MemberField(name, selector, kind_of(selector, of=of), "", "mask")
-    known = [JOINED + one for one in joined.types]
-    listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in joined.shards)])
-    joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
-    raise ConfigError(
-        f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
-    )
+    join, selector, kind = joined.member(source, of=f"data.fields.{name}", columns=joined.types)
+    return MemberField(name, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
