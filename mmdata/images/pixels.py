@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.config import DataConfig
@@ -19,6 +21,18 @@ from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
 
 
+class SmallImage(NamedTuple):
+    """An image as small as `shorter_side` says.
+
+    Attributes:
+        image: uint8 (3, h, w), upright, a view with the channels last in memory.
+        size: (height, width) of the upright image before, in pixels.
+    """
+
+    image: Tensor
+    size: tuple[int, int]
+
+
 class EncodedImage(NamedTuple):
     """An image as it is in its shard.
 
@@ -28,6 +42,7 @@ class EncodedImage(NamedTuple):
         orientation: EXIF orientation, 1 to 8.
         number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
         checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
+        small: what `PixelTransform.small` has made of it before; the file is then not read.
     """
 
     data: bytes | memoryview
@@ -35,6 +50,7 @@ class EncodedImage(NamedTuple):
     orientation: int
     number: int
     checked: bool = False
+    small: SmallImage | None = None
 
 
 class Decoded(NamedTuple):
@@ -65,6 +81,10 @@ class PixelTransform:
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at full size.
+        shorter_side: images are made as small as this before they are cropped, in pixels; None: they are not.
+
+    Attributes:
+        patch_size, seed, exact, shorter_side: as given.
 
     Raises:
         ConfigError: the user's transform cannot be imported or takes other arguments.
@@ -79,11 +99,13 @@ class PixelTransform:
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
+        shorter_side: int | None = None,
     ) -> None:
         self.patch_size = patch_size
         self.seed = seed
         self._kind = name_of(kind)
-        self._exact = exact
+        self.exact = exact
+        self.shorter_side = shorter_side
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
@@ -99,6 +121,7 @@ class PixelTransform:
             seed=data.seed,
             patch_size=data.patch_size,
             exact=data.decode == "exact",
+            shorter_side=data.shorter_side,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -110,7 +133,8 @@ class PixelTransform:
         return {
             "transform": self._kind,
             "crop_scale": list(self._crop_scale) if self._random_crop else None,
-            "decode": None if self._user else "exact" if self._exact else "fast",
+            "shorter_side": self.shorter_side,
+            "decode": None if self._user and not self.shorter_side else "exact" if self.exact else "fast",
             "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
             "transform_source": self._user and self._user.source,
         }
@@ -127,10 +151,13 @@ class PixelTransform:
         Raises:
             BadSample: the image does not decode.
         """
-        data, format, orientation, number, checked = encoded
+        data, format, orientation, number, checked, _ = encoded
+        if self.shorter_side is not None:
+            image = self.small(encoded).image
+            return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
         # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
         # needs are decoded. A user's transform gets the image at full size.
-        if format != "JPEG" or self._exact or self._user is not None:
+        if format != "JPEG" or self.exact or self._user is not None:
             image = decode(data, format=format, orientation=orientation, checked=checked)
             return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch)
         height, width = jpeg_size(data, orientation)
@@ -144,7 +171,27 @@ class PixelTransform:
         self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
     ) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
+        if self.shorter_side is not None:
+            image = _resized(image, _small_size(_size(image), self.shorter_side))
         return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
+
+    def small(self, encoded: EncodedImage) -> SmallImage:
+        """The image, decoded, and made as small as `shorter_side` says.
+
+        Raises:
+            BadSample: the image does not decode.
+        """
+        if encoded.small is not None:
+            return encoded.small
+        assert self.shorter_side is not None
+        data, format, orientation, _, checked, _ = encoded
+        size = at_least = None
+        if format == "JPEG" and not self.exact:
+            size = jpeg_size(data, orientation)
+            at_least = _decoded_size(size, Crop(0, 0, *size), _small_size(size, self.shorter_side))
+        image = decode(data, format=format, orientation=orientation, at_least=at_least, checked=checked)
+        size = size or _size(image)
+        return SmallImage(_resized(image, _small_size(size, self.shorter_side)), size)
 
     def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
         """Write the chosen part of an image.
@@ -205,6 +252,31 @@ def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> 
     if box.height < 2 * target[0] or box.width < 2 * target[1]:
         return None
     return math.ceil(size[0] * target[0] / box.height), math.ceil(size[1] * target[1] / box.width)
+
+
+def small_sizes(sizes: NDArray[np.integer[Any]], shorter_side: int) -> NDArray[np.int64]:
+    """Sizes (n, 2), in pixels, of images whose shorter side is made as small as `shorter_side`, if it is larger.
+
+    Example:
+        small_sizes([[480, 640], [100, 90]], 256) is [[256, 341], [100, 90]].
+
+    Source: torchvision's Resize, which rounds the longer side down.
+    """
+    sizes = sizes.astype(np.int64)
+    shorter = sizes.min(axis=1, keepdims=True)
+    return sizes * np.minimum(shorter, shorter_side) // np.maximum(shorter, 1)  # rows without an image have 0
+
+
+def _small_size(size: tuple[int, int], shorter_side: int) -> tuple[int, int]:
+    height, width = small_sizes(np.array([size]), shorter_side)[0].tolist()
+    return height, width
+
+
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """An image in another size, with the channels last in memory."""
+    small = torch.empty(*size, 3, dtype=torch.uint8).permute(2, 0, 1)
+    resize_crop(image, Crop(0, 0, *_size(image)), small)
+    return small
 
 
 def _size(image: Tensor) -> tuple[int, int]:
