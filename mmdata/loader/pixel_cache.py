@@ -31,7 +31,7 @@ from mmdata.index import Index
 from mmdata.safe_read import open_regular
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
-from mmdata.system import BINARY, IS_POSIX, lock_file, read_into, write_at
+from mmdata.system import BINARY, IS_POSIX, lock_file, read_at, read_into, write_at
 
 logger = logging.getLogger("mmdata")
 
@@ -95,13 +95,15 @@ class PixelCache:
         if self._file is None or row >= self.rows:
             return None
         begin, end = self._offsets[row : row + 2].tolist()
-        record = np.empty(end - begin, np.uint8)
+        pixels = np.empty(end - begin - HASH_BYTES, np.uint8)
         try:
-            count = read_into(self._file, record.data, begin)
-        except OSError:  # a damaged disk: the image is decoded again
+            kept = read_at(self._file, HASH_BYTES, begin)
+            # Not a mapping: it ends the process with SIGBUS if another program cuts the file or the disk fails.
+            if not any(kept) or read_into(self._file, pixels.data, begin + HASH_BYTES) < len(pixels):
+                return None
+        except OSError:  # the disk fails, and the shards may lie on another one
             return None
-        pixels = record[HASH_BYTES:]
-        if count < len(record) or record[:HASH_BYTES].tobytes() != self._hash(row, pixels):
+        if kept != self._hash(row, pixels):
             return None
         image = torch.from_numpy(pixels).view(*self._sizes[row].tolist(), 3).permute(2, 0, 1)
         height, width = self._originals[row].tolist()
