@@ -81,6 +81,20 @@ read_at = getattr(os, "pread", _read_at)
 """`os.pread(descriptor, size, offset)`."""
 
 
+def _write_at(descriptor: int, data: bytes | memoryview, offset: int) -> int:
+    with _position:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of the data at an offset."""
+    write, left = getattr(os, "pwrite", _write_at), memoryview(data)
+    while left:
+        count = write(descriptor, left, offset)
+        left, offset = left[count:], offset + count
+
+
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
     """Fill a buffer with what is at an offset; the number of bytes that came."""
     if hasattr(os, "preadv"):

@@ -16,7 +16,7 @@ from mmdata.files import HeldElsewhere, lock
 from mmdata.loader.source import num_processes_of
 from mmdata.processes import WORTH_BYTES, workers_for
 from mmdata.storage.cache import Remote, ShardCache
-from mmdata.system import lock_file, reserve
+from mmdata.system import lock_file, reserve, write_at
 from tests.journey import locks_of_bytes
 
 NO_POLICY: Any = None
@@ -45,6 +45,17 @@ def test_reserve_grows_a_file_and_keeps_what_it_has(tmp_path: Path, monkeypatch:
     with open(tmp_path / "file", "r+b") as file:
         reserve(file.fileno(), 9)
     assert (tmp_path / "file").read_bytes() == b"head" + bytes(5)
+
+
+@pytest.mark.parametrize("is_posix", [True, False])
+def test_write_at_writes_all_at_an_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_posix: bool):
+    if not is_posix:
+        monkeypatch.delattr(os, "pwrite")
+    with open(tmp_path / "file", "w+b") as file:
+        write_at(file.fileno(), memoryview(b"tail"), 3)
+        write_at(file.fileno(), b"he", 0)
+        write_at(file.fileno(), b"", 90)
+    assert (tmp_path / "file").read_bytes() == b"he\0tail"
 
 
 def test_processes_need_linux_or_macos(monkeypatch: pytest.MonkeyPatch):

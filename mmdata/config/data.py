@@ -74,6 +74,11 @@ class LoadingConfig(Settings):
     the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
     cache_gb: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 100.0
     """Largest size of `cache_dir`, in gigabytes (10⁹ bytes); the least recently used files are removed to make room."""
+    cache_pixels_gb: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = None
+    """Keep decoded images in files of up to this many gigabytes in all, in the folder pixels of `cache_dir`, so that
+    later epochs decode nothing. For many epochs over few images; needs `data.shorter_side`. A row takes 3 bytes a
+    pixel, about 0.26 MB at 256: the first rows of the index are kept, as many as fit. All processes of the machine
+    share the files. null: decode in each epoch."""
     max_bad_share: Share = 0.05
     """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
     loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
@@ -123,6 +128,11 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
             if given[one] and (found := [other for other in others if given[other]]):
                 raise ValueError(f"{one} does not go with {found[0]}: {remedy}")
         self._check_targets()
+        if self.loading.cache_pixels_gb is not None and self.shorter_side is None:
+            raise ValueError(
+                "loading.cache_pixels_gb keeps images of data.shorter_side, which is not set: set it, to 256 for an "
+                "image_size of 224, or leave cache_pixels_gb out"
+            )
         rows = self.global_batch_size
         unit = sum(weights) // math.gcd(*weights) if weights else 1  # the smallest batch that holds them to the row
         if rows % unit:

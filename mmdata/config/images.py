@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -45,6 +46,11 @@ class ImagesConfig(Settings):
     decode: Literal["fast", "exact"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
     image at full size, which takes longer and is nearer to Pillow's pixels."""
+    shorter_side: Side | None = None
+    """Make each image so small first that its shorter side has this many pixels, and crop it then; smaller images stay
+    as they are. It is what `data.loading.cache_pixels_gb` keeps. 256 is customary for an `image_size` of 224: a random
+    crop that keeps a small share of such an image is enlarged. A `transform` of your own gets the small image. null:
+    crop the image at its own size."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
     than its batch's shape keeps less, since no larger crop fits."""
@@ -66,6 +72,11 @@ class ImagesConfig(Settings):
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
             if self.image_buckets is not None:
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
+        if self.shorter_side is not None and self.shorter_side < self._least_side():
+            raise ValueError(
+                f"shorter_side ({self.shorter_side}) must be at least {self._least_side()}, the shorter side of the "
+                "largest image shape: else each image would be made smaller than its crop, and enlarged again"
+            )
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
         if self.augment is not None and self.transform != "train":
@@ -74,3 +85,10 @@ class ImagesConfig(Settings):
                 "augment out (data.augment=null)"
             )
         return self
+
+    def _least_side(self) -> int:
+        """Shorter side of the image shape in which it is longest; for patches, of a square of the most."""
+        if self.image_patches is not None:
+            return self.patch_size * math.isqrt(self.image_patches[-1])
+        shapes = self.image_buckets
+        return max(map(min, shapes)) if isinstance(shapes, list) else self.image_size

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.config import DataConfig
@@ -37,6 +39,24 @@ ROUNDING = 1e-6
 """Tolerance in eighths for sides of boxes, which are products."""
 
 
+class SmallImage(NamedTuple):
+    """An image as small as `shorter_side` says.
+
+    Attributes:
+        image: uint8 (3, h, w), upright, a view with the channels last in memory.
+        shown: the part of the upright original that it shows, in its pixels: all of it, and of a JPEG that was decoded
+            at a fraction of its size up to 7 pixels beyond.
+    """
+
+    image: Tensor
+    shown: Crop
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the pixels of the original came into it."""
+        return Geometry(self.shown, _size(self.image))
+
+
 class EncodedImage(NamedTuple):
     """An image as it is in its shard.
 
@@ -46,6 +66,7 @@ class EncodedImage(NamedTuple):
         orientation: EXIF orientation, 1 to 8.
         number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
         checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
+        small: what `PixelTransform.small` has made of it before; the file is then not read.
     """
 
     data: bytes | memoryview
@@ -53,6 +74,7 @@ class EncodedImage(NamedTuple):
     orientation: int
     number: int
     checked: bool = False
+    small: SmallImage | None = None
 
 
 class Decoded(NamedTuple):
@@ -62,14 +84,24 @@ class Decoded(NamedTuple):
         image: uint8 (3, h, w), at full size or scaled down.
         box: the part, in whole pixels of `image`.
         size: (height, width) to resize the box to, in pixels.
-        crop: the part, in pixels of the upright original. Of a JPEG that was scaled down its edges may lie between
-            pixels, and up to 7 pixels beyond the image.
+        shown: the part of the upright original that the whole `image` shows, in its pixels: all of it, and of a JPEG that
+            was decoded at a fraction of its size up to 7 pixels beyond.
     """
 
     image: Tensor
     box: Crop
     size: tuple[int, int]
-    crop: Crop
+    shown: Crop
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the pixels of the original came into `image`."""
+        return Geometry(self.shown, _size(self.image))
+
+    @property
+    def crop(self) -> Crop:
+        """The part to write, in pixels of the upright original, between which its edges may lie."""
+        return self.geometry.to_original(self.box)
 
 
 class Written(NamedTuple):
@@ -99,6 +131,10 @@ class PixelTransform:
         patch_size: side of a patch, in pixels.
         exact: decode every image at full size.
         targets: how regions of images follow; None: images have none.
+        shorter_side: images are made as small as this before they are cropped, in pixels; None: they are not.
+
+    Attributes:
+        patch_size, seed, exact, shorter_side: as given.
 
     Raises:
         ConfigError: the user's transform cannot be imported or takes other arguments.
@@ -114,11 +150,13 @@ class PixelTransform:
         patch_size: int = 16,
         exact: bool = False,
         targets: TargetsConfig | None = None,
+        shorter_side: int | None = None,
     ) -> None:
         self.patch_size = patch_size
         self.seed = seed
         self._kind = name_of(kind)
-        self._exact = exact
+        self.exact = exact
+        self.shorter_side = shorter_side
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
@@ -137,6 +175,7 @@ class PixelTransform:
             patch_size=data.patch_size,
             exact=data.decode == "exact",
             targets=data.targets,
+            shorter_side=data.shorter_side,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -148,7 +187,8 @@ class PixelTransform:
         return {
             "transform": self._kind,
             "crop_scale": list(self._crop_scale) if self._random_crop else None,
-            "decode": None if self._user else "exact" if self._exact else "fast",
+            "shorter_side": self.shorter_side,
+            "decode": None if self._user and not self.shorter_side else "exact" if self.exact else "fast",
             "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
             "transform_source": self._user and self._user.source,
             "regions": self._targets and self._targets.model_dump(include=OF_REGIONS, mode="json"),
@@ -175,10 +215,13 @@ class PixelTransform:
         Raises:
             BadSample: the image does not decode.
         """
-        data, format, orientation, number, checked = encoded
+        data, format, orientation, number, checked, _ = encoded
+        if self.shorter_side is not None:
+            small = self.small(encoded)
+            return self._of_small(small, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
         # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
         # needs are decoded. A user's transform gets the image at full size.
-        if format != "JPEG" or self._exact or self._user is not None:
+        if format != "JPEG" or self.exact or self._user is not None:
             image = decode(data, format=format, orientation=orientation, checked=checked)
             return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
         size = jpeg_size(data, orientation)
@@ -187,10 +230,10 @@ class PixelTransform:
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
         if (decoded := _size(image)) == size:
             box = whole_pixels(part, size, outwards=self._holds)
-            return Decoded(image, box, target, box)
+            return Decoded(image, box, target, Crop(0, 0, *size))
         scale = JpegScale.of(size, decoded, mirrored(orientation))
         box = whole_pixels(scale.to_decoded(part), decoded, outwards=self._holds)
-        return Decoded(image, box, target, scale.to_original(box))
+        return Decoded(image, box, target, scale.to_original(Crop(0, 0, *decoded)))
 
     def choose_part(
         self,
@@ -203,9 +246,51 @@ class PixelTransform:
         regions: Regions | None = None,
     ) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
+        if self.shorter_side is not None:
+            size = _size(image)
+            small = SmallImage(_resized(image, _small_size(size, self.shorter_side)), Crop(0, 0, *size))
+            return self._of_small(small, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
         part, target = self._part(_size(image), shape, patches, number, epoch, regions)
         box = whole_pixels(part, _size(image), outwards=self._holds)
-        return Decoded(image, box, target, box)
+        return Decoded(image, box, target, Crop(0, 0, *_size(image)))
+
+    def _of_small(
+        self,
+        small: SmallImage,
+        *,
+        shape: tuple[int, int] | None,
+        patches: int,
+        number: int,
+        epoch: int,
+        regions: Regions | None,
+    ) -> Decoded:
+        """As `choose_part`, of an image that was made small."""
+        size, geometry = _size(small.image), small.geometry
+        held = Regions(geometry.boxes(regions.boxes)) if regions is not None and self._holds else None
+        part, target = self._part(size, shape, patches, number, epoch, held)
+        box = whole_pixels(part, size, outwards=self._holds)
+        return Decoded(small.image, box, target, small.shown)
+
+    def small(self, encoded: EncodedImage) -> SmallImage:
+        """The image, decoded, and made as small as `shorter_side` says.
+
+        Raises:
+            BadSample: the image does not decode.
+        """
+        if encoded.small is not None:
+            return encoded.small
+        assert self.shorter_side is not None
+        data, format, orientation, _, checked, _ = encoded
+        size = at_least = None
+        if format == "JPEG" and not self.exact:
+            size = jpeg_size(data, orientation)
+            at_least = _decoded_size(size, Crop(0, 0, *size), _small_size(size, self.shorter_side))
+        image = decode(data, format=format, orientation=orientation, at_least=at_least, checked=checked)
+        decoded = _size(image)
+        shown = Crop(0, 0, *decoded)
+        if size is not None and decoded != size:
+            shown = JpegScale.of(size, decoded, mirrored(orientation)).to_original(shown)
+        return SmallImage(_resized(image, _small_size(size or decoded, self.shorter_side)), shown)
 
     def write(
         self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None
@@ -225,6 +310,8 @@ class PixelTransform:
         """
         if self._user is not None:
             raw = random_raw(1, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            if regions is not None and self.shorter_side is not None:
+                regions = regions.of_small(decoded.geometry)
             followed = self._user(decoded.image, out, seed=int(raw[0] >> 1), regions=regions)
             return Written(Geometry(UNKNOWN, decoded.size), followed)
         resize_crop(decoded.image, decoded.box, out)
@@ -288,6 +375,31 @@ def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> 
         return None
     eighths = math.ceil(8 * max(target[0] / box.height, target[1] / box.width) - ROUNDING)
     return -(-size[0] * eighths // 8), -(-size[1] * eighths // 8)
+
+
+def small_sizes(sizes: NDArray[np.integer[Any]], shorter_side: int) -> NDArray[np.int64]:
+    """Sizes (n, 2), in pixels, of images whose shorter side is made as small as `shorter_side`, if it is larger.
+
+    Example:
+        small_sizes([[480, 640], [100, 90]], 256) is [[256, 341], [100, 90]].
+
+    Source: torchvision's Resize, which rounds the longer side down.
+    """
+    sizes = sizes.astype(np.int64)
+    shorter = sizes.min(axis=1, keepdims=True)
+    return sizes * np.minimum(shorter, shorter_side) // np.maximum(shorter, 1)  # rows without an image have 0
+
+
+def _small_size(size: tuple[int, int], shorter_side: int) -> tuple[int, int]:
+    height, width = small_sizes(np.array([size]), shorter_side)[0].tolist()
+    return height, width
+
+
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """An image in another size, with the channels last in memory."""
+    small = torch.empty(*size, 3, dtype=torch.uint8).permute(2, 0, 1)
+    resize_crop(image, Crop(0, 0, *_size(image)), small)
+    return small
 
 
 def _size(image: Tensor) -> tuple[int, int]:

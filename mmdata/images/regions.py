@@ -46,6 +46,12 @@ class Geometry(NamedTuple):
         """Boxes (n, 4) of the upright image, left, top, right and bottom, in pixels of the batch."""
         return _ordered(self.points(boxes.reshape(-1, 2, 2)))
 
+    def to_original(self, part: Crop) -> Crop:
+        """A part of the pixels, which are not flipped, in those of the upright image."""
+        (top, left, height, width), (rows, columns) = self.crop, self.size
+        scaled = part.scaled(height / rows, width / columns)
+        return scaled._replace(top=top + scaled.top, left=left + scaled.left)
+
     def sampled(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What a mask (h, w) of the upright image has at the centre of each pixel of the batch: uint8 `size`.
 
@@ -71,6 +77,17 @@ class Outline(Protocol):
 
 
 @dataclass(frozen=True)
+class _OfSmall:
+    """An outline in an image that was made smaller."""
+
+    outline: Outline
+    geometry: Geometry
+
+    def draw(self, geometry: Geometry) -> NDArray[np.uint8]:
+        return self.outline.draw(geometry._replace(crop=self.geometry.to_original(geometry.crop)))
+
+
+@dataclass(frozen=True)
 class Regions:
     """What is known of parts of an image, in pixels of the upright image.
 
@@ -93,6 +110,15 @@ class Regions:
             return None
         (left, top), (right, bottom) = self.boxes[:, :2].min(axis=0).tolist(), self.boxes[:, 2:].max(axis=0).tolist()
         return left, top, right, bottom
+
+    def of_small(self, geometry: Geometry) -> Regions:
+        """The regions in an image that was made smaller: `geometry` says what of the upright image it shows."""
+        return Regions(
+            geometry.boxes(self.boxes),
+            None if self.keypoints is None else _moved(self.keypoints, geometry.points),
+            None if self.mask is None else geometry.sampled(self.mask),
+            None if self.outlines is None else [_OfSmall(outline, geometry) for outline in self.outlines],
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.loader.corpus import Corpus, most_shards
 from mmdata.loader.entries.fields import Fields
 from mmdata.loader.entries.negatives import NegativeCaptions
+from mmdata.loader.pixel_cache import PixelCache
 from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
@@ -70,14 +71,15 @@ class BatchBuilder:
     Args:
         index: of the shards.
         spec: what batches are made of.
+        kept: keeps decoded images; None: each is decoded whenever a batch has it.
 
     Attributes:
         store: reads the shards.
         buffers: lends the memory of pixels.
     """
 
-    def __init__(self, index: Index, spec: BatchSpec) -> None:
-        self.index, self.spec = index, spec
+    def __init__(self, index: Index, spec: BatchSpec, *, kept: PixelCache | None = None) -> None:
+        self.index, self.spec, self._kept = index, spec, kept
         self.store = ShardStore(index)
         self.buffers = BufferPool()
         self._captions = spec.captions or CaptionSources.in_turn(ShardCaptions(index))
@@ -85,7 +87,8 @@ class BatchBuilder:
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchBuilder:
         """Build a builder from a section `data`, its corpus and its plan."""
-        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan))
+        spec = BatchSpec.from_config(data, corpus, plan)
+        builder = cls(corpus.index, spec, kept=PixelCache.from_config(data, corpus.index, spec.transform))
         for tars in (builder.store, *corpus.joined.shards.values()):
             tars.open_shards.most = most_shards(data, plan)
         return builder
@@ -96,7 +99,7 @@ class BatchBuilder:
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""
-        return RowReader(self.index, self.store, rows, passes, captions=self._captions, stop=stop)
+        return RowReader(self.index, self.store, rows, passes, captions=self._captions, stop=stop, kept=self._kept)
 
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images import FORMATS
-from mmdata.images.pixels import EncodedImage
+from mmdata.images.pixels import Decoded, EncodedImage, SmallImage
 from mmdata.index import Index, ShardStore
+from mmdata.loader.pixel_cache import PixelCache
 from mmdata.plan import CaptionSources, ShardCaptions
 from mmdata.tables.captions import TableCaptions
 from mmdata.tars import captions_of
@@ -41,6 +42,7 @@ class RowReader:
         passes: int64 (n,); the pass decides which of its captions a row has.
         captions: sources from which the rows draw their captions; default: those of the shards in turn.
         stop: once it is set, reads raise Interrupted.
+        kept: keeps decoded images, which are then not read; None: nothing does.
 
     Attributes:
         rows: as given; they key the rows' random numbers.
@@ -57,8 +59,9 @@ class RowReader:
         *,
         captions: CaptionSources | None = None,
         stop: Event | None = None,
+        kept: PixelCache | None = None,
     ) -> None:
-        self._index, self._store, self._stop = index, store, stop or Event()
+        self._index, self._store, self._kept, self._stop = index, store, kept, stop or Event()
         self.rows, self._passes = rows, passes
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
@@ -77,10 +80,18 @@ class RowReader:
 
     def image(self, i: int) -> EncodedImage:
         """The encoded image, with the row as number; raises BadSample if it is not the one indexed."""
+        if self._kept is not None and (small := self._kept.read(int(self.rows[i]))) is not None:
+            image_format = FORMATS[self._columns["image_format"][i]]
+            return EncodedImage(b"", image_format, int(self._columns["orientation"][i]), int(self.rows[i]), small=small)
         image = self.stored_image(i)
         if fast_hash(image.data) != self._columns["image_xxh3"][i]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
         return image._replace(checked=True)  # whoever indexed it has compared the checksums within
+
+    def keep(self, image: EncodedImage, decoded: Decoded) -> None:
+        """Keep what was decoded of an image, as small as `shorter_side` says, if decoded images are kept."""
+        if self._kept is not None and image.small is None:
+            self._kept.write(image.number, SmallImage(decoded.image, decoded.shown))
 
     def stored_image(self, i: int) -> EncodedImage:
         """The encoded image as it is in the shard, not compared with its hash."""

@@ -338,6 +338,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "select by a .npy file": (data.select or "").lower().endswith(".npy"),
         "leftover: drop": data.leftover == "drop",
         "captions: every": data.captions == "every",
+        "loading.cache_pixels_gb": data.loading.cache_pixels_gb is not None,
         "captions of several sources": not isinstance(data.captions, str),
     }
     if planned := [name for name, given in settings.items() if given]:

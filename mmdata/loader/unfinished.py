@@ -138,6 +138,7 @@ class UnfinishedBatch:
                 clock.lap("read")
                 stage = "decode"
                 decoded = self._pixels.decode(image, epoch=epoch)
+                self._samples.keep(image, decoded)
                 clock.lap("decode")
                 stage = "transform"
                 self._pixels.write(decoded, place, number=image.number, epoch=epoch)

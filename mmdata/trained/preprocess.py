@@ -49,11 +49,14 @@ class Preprocess:
         policy: gives an image its shape.
         patch_size: side of a patch, in pixels; used at native resolution.
         exact: decode large JPEGs at full size too.
+        shorter_side: see `data.shorter_side`.
     """
 
-    def __init__(self, policy: BucketPolicy, *, patch_size: int = 16, exact: bool = False) -> None:
+    def __init__(
+        self, policy: BucketPolicy, *, patch_size: int = 16, exact: bool = False, shorter_side: int | None = None
+    ) -> None:
         self._policy = policy
-        self._transform = PixelTransform("eval", patch_size=patch_size, exact=exact)
+        self._transform = PixelTransform("eval", patch_size=patch_size, exact=exact, shorter_side=shorter_side)
 
     @classmethod
     def from_config(cls, data: DataConfig) -> Self:
@@ -62,7 +65,8 @@ class Preprocess:
         Raises:
             ConfigError: `image_buckets` is a number, and the corpus from which the shapes are chosen is not there.
         """
-        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
+        exact = data.decode == "exact"
+        return cls(_policy(data), patch_size=data.patch_size, exact=exact, shorter_side=data.shorter_side)
 
     def __call__(self, image: ImageLike) -> Tensor:
         """The pixels of one image.

@@ -58,6 +58,18 @@ def test_a_resumed_run_may_change_all_of_loading_and_what_is_marked():
     [
         ({"crop_scale": [0.9, 0.5]}, "crop_scale must be (min, max) with 0 < min <= max: got (0.9, 0.5)"),
         ({"crop_scale": [0, 0.5]}, "crop_scale must be (min, max) with 0 < min <= max: got (0.0, 0.5)"),
+        (
+            {"shorter_side": 223},
+            "shorter_side (223) must be at least 224, the shorter side of the largest image shape: else each image "
+            "would be made smaller than its crop, and enlarged again",
+        ),
+        ({"image_buckets": [[90, 60], [64, 80]], "shorter_side": 63}, "shorter_side (63) must be at least 64, the sho"),
+        ({"image_patches": [64, 260], "shorter_side": 255}, "shorter_side (255) must be at least 256, the shorter "),
+        (
+            {"loading": {"cache_pixels_gb": 1}},
+            "loading.cache_pixels_gb keeps images of data.shorter_side, which is not set: set it, to 256 for an "
+            "image_size of 224, or leave cache_pixels_gb out",
+        ),
         ({"image_buckets": [[8, 9], [8, 9]]}, "image_buckets must differ from each other: got [[8, 9], [8, 9]]"),
         ({"image_patches": [256, 64]}, "image_patches must rise: got [256, 64]"),
         ({"image_patches": [64, 64]}, "image_patches must rise: got [64, 64]"),

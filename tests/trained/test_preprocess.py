@@ -14,10 +14,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.images.pillow import file_of
+from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.plan import LengthAspectPolicy
 from mmdata.trained.preprocess import Preprocess
+from tests.images.placed import pixels
 from tests.pictures import FILES, needs_heif, picture, stored
 
 PREPROCESS = Preprocess(LengthAspectPolicy([1], [(16, 16)]))
@@ -87,6 +90,18 @@ def test_an_opened_image_gives_the_pixels_of_its_file(name: str, tmp_path: Path)
         assert upright.size == (
             (21, 31) if name in TURNED or FILES.get(name, FILES["upright.heic"]).height == 31 else (31, 21)
         )
+
+
+def test_images_are_made_small_first_where_the_loader_does_it(tmp_path: Path):
+    path = tmp_path / "large.png"
+    picture().resize((310, 210)).save(path)
+    data = DataConfig(shards="s", global_batch_size=8, image_size=16, shorter_side=20)
+    preprocess = Preprocess.from_config(data)
+    loaded = PixelTransform.from_config(data.model_copy(update={"transform": "eval"}))
+    found = preprocess(path)
+    assert torch.equal(found, pixels(loaded, EncodedImage(path.read_bytes(), "PNG", 1, 0), (16, 16)))
+    assert torch.equal(found, preprocess(torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)))
+    assert not torch.equal(found, PREPROCESS(path))
 
 
 def test_an_image_that_was_changed_after_it_was_opened_is_taken_as_it_is(tmp_path: Path):
