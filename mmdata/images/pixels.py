@@ -84,7 +84,7 @@ class Decoded(NamedTuple):
         image: uint8 (3, h, w), at full size or scaled down.
         box: the part, in whole pixels of `image`.
         size: (height, width) to resize the box to, in pixels.
-        shown: the part of the upright original that the whole `image` shows, in its pixels: all of it, and of a JPEG that
+        shown: the part of the upright original that the whole `image` shows, in its pixels: all, and of a JPEG that
             was decoded at a fraction of its size up to 7 pixels beyond.
     """
 

@@ -1,9 +1,9 @@
 """Decoded images in one file, each at a place that the index alone decides: epochs after the first decode nothing.
 
-A record is a hash of 8 bytes, four floats for the part of the original that the image shows, and the pixels. The hash is
-of all that follows it, and of key and row; it is written last, and compared at each reading. A record that is missing,
-was torn by a kill or is damaged is no record: its image is decoded again, and never has other pixels. So any number of
-threads and processes write without a lock.
+A record is a hash of 8 bytes, four floats for the part of the original that the image shows, and the pixels. The hash
+is of all that follows it, and of key and row; it is written last, and compared at each reading. A record that is
+missing, was torn by a kill or is damaged is no record: its image is decoded again, and never has other pixels. So any
+number of threads and processes write without a lock.
 """
 
 from __future__ import annotations

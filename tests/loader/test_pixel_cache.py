@@ -168,7 +168,7 @@ def test_the_first_rows_are_kept_that_fit(
     assert 10 < rows < 30
     assert message == (
         f"decoded images of {rows} rows of 50 ({2 * rows} %) are kept in '{file}', {file.stat().st_size / 1e9:.3g} GB; "
-        "the others are decoded in each epoch; data.loading.cache_pixels_gb of about 0.00029 has room for all"
+        "the others are decoded in each epoch; data.loading.cache_pixels_gb of about 0.0003 has room for all"
     )
 
 
