@@ -26,6 +26,7 @@ from mmdata.loader.corpus import open_index
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train.evaluation.embedding import embed, embed_texts
 from mmdata.train.evaluation.evaluate import score_retrieval, zero_shot
+from mmdata.train.evaluation.grounding import grounding_scores
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, read_classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
@@ -137,7 +138,9 @@ class Evaluation:
     def scores(
         self, model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
-        """Retrieval in both directions, and zero-shot accuracy if there are classes. A collective.
+        """Retrieval in both directions; grounding of the phrases, and zero-shot accuracy, where there are such.
+
+        A collective.
 
         Args:
             model: as for `embed`.
@@ -157,6 +160,8 @@ class Evaluation:
             for length in self.lengths:
                 found = score_retrieval(features.first(length), share=True)
                 scores |= {f"matryoshka_{length}_{name}": found[name] for name in found if "_to_" in name}
+        if features.grounding is not None:
+            scores |= grounding_scores(features.grounding)
         if self.classes is None:
             return scores
         assert features.labels is not None, "checked before"
