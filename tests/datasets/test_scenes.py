@@ -154,7 +154,7 @@ def test_render_lays_files_out_like_a_users_corpus(corpus: Path, rows: Rows):
         assert {row["image"] for row in table} == written
         assert sorted(path.name for path in (corpus / part / "images").iterdir()) == folders
         assert [row["image"] for row in table] == [row["image"] for row in rows(f"{part}/truth.jsonl")]
-        assert all(set(row) == {"image", "captions", "label"} for row in table)
+        assert all(set(row) == {"image", "captions", "label", "boxes"} for row in table)
         assert all(3 <= len(row["captions"]) == len(set(row["captions"])) <= 5 for row in table)
 
 
