@@ -19,7 +19,7 @@ from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.images.crop import (
     UNKNOWN,
     Crop,
-    JpegScale,
+    Scale,
     eval_crop,
     native_size,
     resize_crop,
@@ -231,9 +231,9 @@ class PixelTransform:
         if (decoded := _size(image)) == size:
             box = whole_pixels(part, size, outwards=self._holds)
             return Decoded(image, box, target, Crop(0, 0, *size))
-        scale = JpegScale.of(size, decoded, mirrored(orientation))
-        box = whole_pixels(scale.to_decoded(part), decoded, outwards=self._holds)
-        return Decoded(image, box, target, scale.to_original(Crop(0, 0, *decoded)))
+        scale = Scale.of_jpeg(size, decoded, mirrored(orientation))
+        box = whole_pixels(scale.to_copy(part), decoded, outwards=self._holds)
+        return Decoded(image, box, target, scale.to_image(Crop(0, 0, *decoded)))
 
     def choose_part(
         self,
@@ -289,7 +289,7 @@ class PixelTransform:
         decoded = _size(image)
         shown = Crop(0, 0, *decoded)
         if size is not None and decoded != size:
-            shown = JpegScale.of(size, decoded, mirrored(orientation)).to_original(shown)
+            shown = Scale.of_jpeg(size, decoded, mirrored(orientation)).to_image(shown)
         return SmallImage(_resized(image, _small_size(size or decoded, self.shorter_side)), shown)
 
     def write(
