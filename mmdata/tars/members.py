@@ -213,12 +213,16 @@ def pick(opened: Any, selector: Selector) -> Any:
         return opened
     if isinstance(opened, dict) and selector.key in opened:
         return cast("dict[str, Any]", opened)[selector.key]
-    value: Any = opened
-    for part in selector.key.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = cast("dict[str, Any]", value).get(part)
-    return value
+    return _at(opened, selector.key.split("."))
+
+
+def _at(value: Any, parts: list[str]) -> Any:
+    """The value at a path; of a list, that of each of its elements, None where it has none."""
+    if not parts:
+        return value
+    if isinstance(value, list):
+        return [_at(one, parts) for one in cast("list[Any]", value)]
+    return _at(cast("dict[str, Any]", value).get(parts[0]), parts[1:]) if isinstance(value, dict) else None
 
 
 def names_in(opened: Any) -> list[str]:
