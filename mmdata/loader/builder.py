@@ -55,7 +55,7 @@ class BatchSpec:
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
-        """The spec of a section `data`, its corpus and its plan, whose first rows say what `data.fields` and `data.targets` are."""
+        """The spec of a section `data`, its corpus and its plan, whose first rows say what members hold."""
         return cls(
             PixelTransform.from_config(data),
             corpus.tokenizer,

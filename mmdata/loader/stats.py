@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class Stats:
     tokens: int = 0
     token_places: int = 0
     cut: int = 0
-    boxes: dict[str, int] = field(default_factory=dict[str, int])
+    boxes: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, other: Stats) -> None:
         """Add the sums of another to these."""
@@ -86,10 +87,6 @@ class Stats:
     def copy(self) -> Stats:
         """A copy of the sums."""
         return deepcopy(self)
-
-    def count_boxes(self, **numbers: int) -> None:
-        """Add to the numbers in `boxes`, those that are not 0."""
-        _add(self.boxes, {name: number for name, number in numbers.items() if number}, 1)
 
     @property
     def padding_share(self) -> float:

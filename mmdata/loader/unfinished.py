@@ -141,7 +141,7 @@ class UnfinishedBatch:
                 image = self._samples.image(i)
                 clock.stats.read_bytes += len(image.data)
                 stage = "field"
-                objects = self._targets and self._targets.read(i, clock.stats)
+                objects = self._targets and self._targets.read(i, clock.stats.boxes)
                 clock.lap("read")
                 stage = "decode"
                 decoded = self._pixels.decode(image, epoch=epoch, regions=objects and objects.regions)
@@ -151,7 +151,8 @@ class UnfinishedBatch:
                     decoded, place, number=image.number, epoch=epoch, regions=objects and objects.regions
                 )
                 if self._targets and objects:
-                    self._targets.write(place, objects, written.followed, clock.stats)
+                    cut = self._targets.write(place, objects, written.followed, clock.stats.boxes)
+                    clock.stats.cut += cut
                 clock.stats.rows += 1
             except BadSample as error:
                 self._mask(i, stage, error)

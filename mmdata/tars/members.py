@@ -28,7 +28,13 @@ from mmdata.errors import BadSample, ConfigError, Reason, excerpt, meant
 from mmdata.images.pillow import DECODER_ERRORS, check_pixels, open_image
 from mmdata.tars.captions import unique_keys
 
-_WORDS = {"json": "JSON", "npy": "an array of numpy (.npy)", "npz": "arrays of numpy (.npz)", "png": "a PNG", "txt": "a text"}
+_WORDS = {
+    "json": "JSON",
+    "npy": "an array of numpy (.npy)",
+    "npz": "arrays of numpy (.npz)",
+    "png": "a PNG",
+    "txt": "a text",
+}
 KINDS = tuple(_WORDS)
 """Last parts of the extensions of members that have values: `syn.json` is a member of kind json."""
 KNOWN = "json, json:KEY, npy, npz:NAME, png and txt"
@@ -207,10 +213,14 @@ def open_member(data: bytes, kind: str) -> Any:
 def pick(opened: Any, selector: Selector) -> Any:
     """The value that a selector names in a member: of a key, an array of .npz, or all of it. None: there is none.
 
-    A key with dots is looked up as it stands, and else part by part in nested objects.
+    A key with dots is looked up as it stands, and else part by part in nested objects. In a list of objects the further
+    parts are looked up in each of them; the value is then the list of what they have, None for one without it.
 
     Raises:
         BadSample: the array is damaged, or would have to be unpickled.
+
+    Example:
+        json:boxes.category of {"boxes": [{"category": "dog"}, {}]} is ["dog", None]
     """
     if isinstance(opened, zipfile.ZipFile):
         return _array_of(opened, selector.key)
@@ -218,16 +228,18 @@ def pick(opened: Any, selector: Selector) -> Any:
         return opened
     if isinstance(opened, dict) and selector.key in opened:
         return cast("dict[str, Any]", opened)[selector.key]
-    return _at(opened, selector.key.split("."))
+    return _follow(opened, selector.key.split("."))
 
 
-def _at(value: Any, parts: list[str]) -> Any:
-    """The value at a path; of a list, that of each of its elements, None where it has none."""
-    if not parts:
-        return value
-    if isinstance(value, list):
-        return [_at(one, parts) for one in cast("list[Any]", value)]
-    return _at(cast("dict[str, Any]", value).get(parts[0]), parts[1:]) if isinstance(value, dict) else None
+def _follow(value: Any, parts: list[str]) -> Any:
+    """What lies at a path in nested objects; None if nothing does."""
+    for number, part in enumerate(parts):
+        if not isinstance(value, dict):
+            return None
+        value = cast("dict[str, Any]", value).get(part)
+        if isinstance(value, list) and (rest := parts[number + 1 :]):
+            return [_follow(one, rest) for one in cast("list[Any]", value)]
+    return value
 
 
 def names_in(opened: Any) -> list[str]:

@@ -41,11 +41,11 @@ class BatchPixels:
         """Write a decoded image into row `place` of the batch; raises BadSample."""
         how = {"number": number, "epoch": epoch, "regions": regions}
         if not self._patches:
-            return self._transform.write(decoded, self._places[place], **how).followed
+            return self._transform.write(decoded, self._places[place], **how)
         written = self._transform.write_patches(decoded, self._places[place], **how)
         size = self._transform.patch_size
         self._shapes[place] = torch.tensor([side // size for side in written.geometry.size])
-        return written.followed
+        return written
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
         """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).
