@@ -22,14 +22,14 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import RowsConfig
-from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
 from mmdata.plan import Plan
 from mmdata.processes import cached_property
 from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.values import ColumnValues
-from mmdata.tars.members import EXACT, KINDS, KNOWN, MAX_BYTES, Selector, absent, as_array, kind_of, open_member, pick
+from mmdata.tars.members import EXACT, MAX_BYTES, Selector, absent, as_array, open_member, pick
 from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
@@ -179,8 +179,8 @@ class MemberField:
         column = Column.of(found, like_first=self.kind != "json", keeps_missing=self.missing == "keep")
         return replace(self, column=column)
 
-    def first_values(self, samples: Samples, rows: list[int]) -> list[Any]:
-        """The first values among some rows.
+    def first_values(self, samples: Samples, rows: list[int], *, enough: int = PROBED_VALUES) -> list[Any]:
+        """The first values among some rows, at most `enough`.
 
         Raises:
             ConfigError: none of the rows has a value; names what their members have.
@@ -192,7 +192,7 @@ class MemberField:
                 found.append(self.read(samples, row, {}, Event()))
             except BadSample as bad:
                 fault = fault or f"{samples.place(row)}: {bad.detail}"
-            if len(found) == PROBED_VALUES:
+            if len(found) == enough:
                 break
         if not found:
             raise ConfigError(f"{self.of}: none of the first {len(rows):,} rows has a value: {fault}")
@@ -225,7 +225,8 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                self.members.append(member_field(f"data.fields.{name}", source, joined))
+                field = member_field(source, joined, of=f"data.fields.{name}", columns=joined.types)
+                self.members.append(field)
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -331,26 +332,10 @@ class FieldEntries:
         return result
 
 
-def member_field(of: str, source: str, joined: Joined) -> MemberField:
-    """The entry of a source in members; `of`: name of the setting, for messages.
-
-    Raises:
-        ConfigError: no such source; the nearest one is named.
-    """
-    rest = source.removeprefix(JOINED)
-    join, colon, member = rest.partition(":")
-    if rest != source and colon and join in joined.shards:
-        selector = Selector.parse(member)
-        return MemberField(of, selector, kind_of(selector, of=of), join, joined.shards[join].missing)
-    if rest == source and join.lower().endswith(KINDS):
-        selector = Selector.parse(source)
-        return MemberField(of, selector, kind_of(selector, of=of), "", "mask")
-    known = [JOINED + one for one in joined.types]
-    listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in joined.shards)])
-    joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
-    raise ConfigError(
-        f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
-    )
+def member_field(source: str, joined: Joined, *, of: str, columns: Iterable[str] = ()) -> MemberField:
+    """What a setting names that has values in members; see `Joined.member`."""
+    join, selector, kind = joined.member(source, of=of, columns=columns)
+    return MemberField(of, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

@@ -27,14 +27,16 @@ from mmdata.images.outlines import LARGEST, Frame, are_numbers, outline_of
 from mmdata.images.pillow import MAX_PIXELS
 from mmdata.images.regions import Floats, Followed, Regions
 from mmdata.index import Index, ShardStore
-from mmdata.loader.entries.fields import PROBED_ROWS, MemberField, Samples, member_field
-from mmdata.plan import Bucket, Plan, Step
+from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples, member_field
+from mmdata.plan import Plan, Step
 from mmdata.tables.joined import Joined
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer
 
 SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
 """Settings that name members; in this order a row's values are checked."""
+KINDS = {"box_texts": ("json",), "masks": ("json", "png")}
+"""Kinds of members that a setting may name; those of the others may also hold arrays."""
 ROUNDING = 1e-6
 """Share of an image by which relative boxes may lie outside it."""
 NOTICEABLE = 1e-3
@@ -83,10 +85,9 @@ class Targets:
         for name in SOURCES:
             if (source := getattr(config, name)) is None:
                 continue
-            field = self.sources[name] = member_field(f"data.targets.{name}", source, joined)
-            if field.kind != "json" and (name, field.kind) != ("masks", "png"):
-                expected = "json:KEY, or png" if name == "masks" else "json:KEY"
-                raise ConfigError(f"{field.of}: member '{source}' is no JSON; expected {expected}")
+            field = self.sources[name] = member_field(source, joined, of=f"data.targets.{name}")
+            if field.kind not in (kinds := KINDS.get(name, ("json", "npy", "npz"))):
+                raise ConfigError(f"{field.of}: member '{source}' is none of {', '.join(kinds)}")
         if self.outlines and config.boxes is None:
             raise ConfigError(f"data.targets.masks: '{config.masks}' are outlines of boxes: set data.targets.boxes")
         self.classes = {name: number for number, name in enumerate(config.box_classes or [])}
@@ -106,8 +107,9 @@ class Targets:
         targets = cls(data.targets, joined, tokenizer)
         samples, rows = targets.samples(ShardStore(index)), plan.rows.first(PROBED_ROWS).tolist()
         for name, field in targets.sources.items():
-            found = field.first_values(samples[field.join], rows)
-            firsts = [one for value in found if isinstance(value, list) for one in cast("list[Any]", value)]
+            enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
+            found = field.first_values(samples[field.join], rows, enough=enough)
+            firsts: list[Any] = [] if name == "masks" else [one for value in found for one in _listed(value)]
             if name == "box_labels" and not targets.classes and any(isinstance(one, str) for one in firsts):
                 listed = sorted({one for one in firsts if isinstance(one, str)})[:3]
                 raise ConfigError(f"{field.of}: texts, such as {listed}: list them in data.targets.box_classes")
@@ -162,7 +164,7 @@ class TargetEntries:
         self._targets, self._samples, self._stop = targets, targets.samples(store), stop or Event()
         columns = index.take(rows, ["height", "width", "orientation"])
         self._sizes = np.stack([columns["height"], columns["width"], columns["orientation"]], axis=1).tolist()
-        self._rows, self._most = rows.tolist(), _room(targets, step.bucket)
+        self._rows, self._most = rows.tolist(), step.bucket.boxes
         self._entries: dict[str, tuple[NDArray[Any], int]] = {}  # and what stands where there is nothing
         shape, config, sources = (len(step.rows), self._most), targets.config, targets.sources
         if "boxes" in sources:
@@ -363,11 +365,8 @@ def _is_scaled(size: tuple[int, int], image: tuple[int, int]) -> bool:
 
 def _boxes(value: Any, box_format: str, frame: Frame) -> Floats:
     """Boxes as they are given, float64 (n, 4), as left, top, right and bottom in pixels of the frame."""
-    listed = [] if value is None else value
-    if not isinstance(listed, list):
-        raise BadSample(Reason.BAD_FIELD, f"{excerpt(value)}; expected a list of boxes")
     found: list[Any] = []
-    for place, one in enumerate(cast("list[Any]", listed)):
+    for place, one in enumerate(_listed(value)):
         box = cast("dict[str, Any]", one).get("bbox") if isinstance(one, dict) else one
         if not isinstance(box, list) or len(box := cast("list[Any]", box)) != 4 or not are_numbers(box):
             raise BadSample(Reason.BAD_FIELD, f"box {place} is {excerpt(box)}; expected four numbers")
@@ -390,14 +389,19 @@ def _boxes(value: Any, box_format: str, frame: Frame) -> Floats:
     return boxes
 
 
+def _listed(values: Any) -> list[Any]:
+    """A list, or an array as one; None is empty."""
+    listed: Any = values.tolist() if isinstance(values, np.ndarray) else [] if values is None else values
+    if not isinstance(listed, list):
+        raise BadSample(Reason.BAD_FIELD, f"{excerpt(values)}; expected a list with one for each box")
+    return cast("list[Any]", listed)
+
+
 def _of_each(values: Any, number: int) -> list[Any]:
     """A value for each box; None where there are none."""
     if values is None:
         return [None] * number
-    if not isinstance(values, list):
-        raise BadSample(Reason.BAD_FIELD, f"{excerpt(values)}; expected a list with one for each box")
-    listed = cast("list[Any]", values)
-    if len(listed) != number:
+    if len(listed := _listed(values)) != number:
         raise BadSample(Reason.BAD_FIELD, f"{len(listed)} for {number} boxes")
     return listed
 
@@ -451,9 +455,3 @@ def _upright(mask: NDArray[np.uint8], image: tuple[int, int], orientation: int) 
         return mask
     sizes = [" × ".join(map(str, size)) for size in (mask.shape, image)]
     raise BadSample(Reason.BAD_FIELD, f"a mask of {sizes[0]} pixels (height × width), and the image has {sizes[1]}")
-
-
-def _room(targets: Targets, bucket: Bucket) -> int:
-    """Stand-in."""
-    bounds = targets.config.box_buckets
-    return bucket.boxes or (bounds[-1] if isinstance(bounds, list) else targets.config.max_boxes)
