@@ -150,6 +150,13 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
                 f"targets.keep_boxes changes the random crops of transform train, and transform is "
                 f"'{name_of(self.transform)}': leave keep_boxes out"
             )
+        if targets.box_texts is not None and self.tokenizer is None:
+            raise ValueError("targets.box_texts are tokenized: set tokenizer")
+        if targets.masks is not None and self.image_patches is not None:
+            raise ValueError(
+                "targets.masks have the shape of a batch's images, and images in patches keep their own: leave "
+                "image_patches or targets.masks out"
+            )
         flips = self.augment is not None and self.augment.horizontal_flip_prob > 0
         if targets.keypoints is not None and targets.keypoint_swaps is None and flips:
             raise ValueError(
@@ -181,6 +188,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "order": None,
         "leftover": "merge",
         "captions": "one",
+        "targets": data.targets and data.targets.model_copy(update={"keep_boxes": False}),
     }
     if isinstance(data.captions, dict) and "shards" not in data.captions:
         del changes["captions"]  # the shards' captions are not used, or there are none
