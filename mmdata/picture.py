@@ -25,6 +25,13 @@ MOST_NORMALIZED = 16
 MIN_WIDTH = 112
 """Of a cell, in pixels: below small images there must be room for words."""
 PAPER, INK, MASKED = (255, 255, 255), (32, 32, 32), (214, 214, 214)
+BOX_COLOURS = ((230, 25, 75), (60, 180, 75), (0, 130, 200), (245, 130, 48), (145, 30, 180), (0, 150, 150))
+"""Boxes have them in turn."""
+GREYED = 0.75
+"""Share of grey in what a crop leaves out."""
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, in pixels."""
 
 
 def show(
@@ -39,7 +46,7 @@ def show(
     """Draw a batch as the model gets it: each image after crop and augmentation, with its text below.
 
     The text is the row's caption (`captions`), else its key. A row that is masked is grey. An image of native
-    resolution is put together from its patches.
+    resolution is put together from its patches. Boxes of the batch are outlined.
 
     Args:
         batch: of a `Loader`, of `mmdata.stream`, or on a GPU; or what `valid_inputs` makes of one.
@@ -82,11 +89,51 @@ def show(
     for row, (image, text) in enumerate(zip(pixels, lines, strict=True)):
         left, top = GAP + row % across * (width + GAP), GAP + row // across * (cell + GAP)
         if _is_valid(batch, row):
-            picture.paste(Image.fromarray(image.numpy()), (left, top))
+            picture.paste(drawn(batch, row, image), (left, top))
         else:
             draw.rectangle((left, top, left + width - 1, top + height - 1), fill=MASKED)
         draw.multiline_text((left, top + height), "\n".join(text), fill=INK, font=font, spacing=LINE_HEIGHT - FONT_SIZE)
     return picture
+
+
+def drawn(batch: Batch, row: int, pixels: Tensor) -> Image.Image:
+    """The pixels (H, W, 3) of a row as an image, with the row's boxes if the batch has any."""
+    image = Image.fromarray(pixels.numpy())
+    if "boxes" in batch and "boxes_valid" in batch:
+        draw_boxes(image, cast("list[Box]", batch["boxes"][row][batch["boxes_valid"][row]].tolist()))
+    return image
+
+
+def draw_boxes(image: Image.Image, boxes: Sequence[Box], words: Sequence[str] = ()) -> None:
+    """Outline boxes in an image, each with its words, if there are any, in its upper left corner.
+
+    Args:
+        image: RGB; drawn on.
+        boxes: left, top, right and bottom of each, in pixels.
+        words: of each box.
+    """
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_SIZE)
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        colour = BOX_COLOURS[i % len(BOX_COLOURS)]
+        # The last pixel of a box lies before its right and bottom edge, and a thin one has a pixel, too.
+        draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
+        if i < len(words):
+            draw.text((left + 3, top + 1), words[i], fill=colour, font=font, stroke_width=2, stroke_fill=PAPER)
+
+
+def crop_outlined(image: Image.Image, crop: Box) -> Image.Image:
+    """An image with a part of it outlined, and the rest greyed out; the part may reach beyond the image.
+
+    Args:
+        image: RGB.
+        crop: left, top, right and bottom of the part, in pixels.
+    """
+    greyed = Image.blend(image, Image.new("RGB", image.size, MASKED), GREYED)
+    left, top, right, bottom = (round(side) for side in crop)
+    part = max(0, left), max(0, top), min(image.width, right), min(image.height, bottom)
+    greyed.paste(image.crop(part), part[:2])
+    ImageDraw.Draw(greyed).rectangle((part[0], part[1], part[2] - 1, part[3] - 1), outline=INK)
+    return greyed
 
 
 def pixels_of(batch: Batch, row: int, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
