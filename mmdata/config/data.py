@@ -129,6 +129,13 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
                 f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: it must "
                 f"be a multiple of {unit}; {rows // unit * unit or unit} is"
             )
+        if self.targets is not None and self.targets.box_texts is not None and self.tokenizer is None:
+            raise ValueError("targets.box_texts are tokenized: set tokenizer")
+        if self.targets is not None and self.targets.masks is not None and self.image_patches is not None:
+            raise ValueError(
+                "targets.masks have the shape of a batch's images, and images in patches keep their own: leave "
+                "image_patches or targets.masks out"
+            )
         return self
 
 
@@ -154,6 +161,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "order": None,
         "leftover": "merge",
         "captions": "one",
+        "targets": data.targets and data.targets.model_copy(update={"keep_boxes": False}),
     }
     if isinstance(data.captions, dict) and "shards" not in data.captions:
         del changes["captions"]  # the shards' captions are not used, or there are none

@@ -49,6 +49,7 @@ class Decoded(NamedTuple):
     image: Tensor
     box: Crop
     size: tuple[int, int]
+    crop: Crop
 
 
 class PixelTransform:
@@ -79,7 +80,9 @@ class PixelTransform:
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
+        targets: Any = None,
     ) -> None:
+        self._targets = targets
         self.patch_size = patch_size
         self.seed = seed
         self._kind = name_of(kind)
@@ -99,6 +102,7 @@ class PixelTransform:
             seed=data.seed,
             patch_size=data.patch_size,
             exact=data.decode == "exact",
+            targets=data.targets,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -115,7 +119,15 @@ class PixelTransform:
             "transform_source": self._user and self._user.source,
         }
 
-    def decode(self, encoded: EncodedImage, *, shape: tuple[int, int] | None, patches: int, epoch: int) -> Decoded:
+    def decode(
+        self,
+        encoded: EncodedImage,
+        *,
+        shape: tuple[int, int] | None,
+        patches: int,
+        epoch: int,
+        regions: Any = None,
+    ) -> Decoded:
         """Decode an image and choose the part of it to write.
 
         Args:
@@ -138,15 +150,25 @@ class PixelTransform:
         at_least = _decoded_size((height, width), box, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
         scaled = _size(image)
-        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target)
+        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target, box)
 
     def choose_part(
         self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
     ) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
-        return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
+        box, target = self._part(_size(image), shape, patches, number, epoch)
+        return Decoded(image, box, target, box)
 
-    def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
+    def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Any = None) -> Any:
+        """Stand-in: see `_write`."""
+        from mmdata.images.regions import Geometry, Written, follow
+
+        flipped = self._write(decoded, out, number=number, epoch=epoch)
+        geometry = Geometry(decoded.crop, decoded.size, bool(flipped))
+        followed = None if regions is None else follow(regions, geometry, min_visible=self._targets.min_visible)
+        return Written(geometry, followed)
+
+    def _write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> Any:
         """Write the chosen part of an image.
 
         Args:
@@ -166,9 +188,10 @@ class PixelTransform:
         resize_crop(decoded.image, decoded.box, out)
         if self._augment is not None:
             draws = uniforms(NUM_DRAWS, seed=self.seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
-            apply_changes(draw_changes(self._augment, draws), out)
+            apply_changes(changes := draw_changes(self._augment, draws), out)
+            return changes.flip
 
-    def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
+    def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Any = None) -> Any:
         """Write the chosen part of an image as patches; see `write`.
 
         Args:
@@ -181,9 +204,9 @@ class PixelTransform:
             (height, width) of the image, in patches.
         """
         resized = torch.empty(3, *decoded.size, dtype=torch.uint8)
-        self.write(decoded, resized, number=number, epoch=epoch)
+        written = self.write(decoded, resized, number=number, epoch=epoch, regions=regions)
         write_patches(resized, out, patch_size=self.patch_size)
-        return decoded.size[0] // self.patch_size, decoded.size[1] // self.patch_size
+        return written
 
     def _part(
         self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int

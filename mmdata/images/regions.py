@@ -68,3 +68,64 @@ class Followed:
     boxes: Floats
     keypoints: Floats | None = None
     masks: NDArray[np.uint8] | None = None
+
+
+class Written(NamedTuple):
+    geometry: Geometry
+    followed: Followed | None
+
+
+def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Regions:
+    from dataclasses import replace
+
+    h, w = size
+
+    def turn(p: Floats) -> Floats:
+        x, y = p[..., 0], p[..., 1]
+        hh, ww = h, w
+        if orientation >= 5:
+            x, y, hh, ww = y, x, w, h
+        x = ww - x if orientation in (2, 3, 6, 7) else x
+        y = hh - y if orientation in (3, 4, 7, 8) else y
+        return np.stack([x, y], -1)
+
+    corners = turn(regions.boxes.reshape(-1, 2, 2))
+    boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
+    keypoints = regions.keypoints
+    if keypoints is not None:
+        keypoints = np.concatenate([turn(keypoints[..., :2]), keypoints[..., 2:]], -1)
+    from mmdata.images.decode import oriented
+
+    mask = None if regions.mask is None else oriented(regions.mask[..., None], orientation)[..., 0]
+    return replace(regions, boxes=boxes, keypoints=keypoints, mask=mask)
+
+
+def sampled(mask: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    crop, (height, width), flipped = geometry
+    rows = (crop.top + (np.arange(height) + 0.5) * crop.height / height).astype(np.int64).clip(0, mask.shape[0] - 1)
+    columns = (crop.left + (np.arange(width) + 0.5) * crop.width / width).astype(np.int64).clip(0, mask.shape[1] - 1)
+    return mask[rows[:, None], columns[::-1] if flipped else columns]
+
+
+def follow(regions: Regions, geometry: Geometry, *, min_visible: float, swaps: Any = ()) -> Followed:
+    crop = geometry.crop
+    corner = np.array([crop.left, crop.top])
+    corners = regions.boxes.reshape(-1, 2, 2).clip(corner, corner + (crop.width, crop.height))
+    area = (corners[:, 1] - corners[:, 0]).prod(1)
+    whole = (regions.boxes[:, 2:] - regions.boxes[:, :2]).prod(1)
+    kept = np.flatnonzero((area > 0) & (area >= min_visible * whole))
+    moved = geometry.points(corners[kept])
+    boxes = np.concatenate([moved.min(1), moved.max(1)], 1)
+    keypoints = regions.keypoints
+    if keypoints is not None:
+        p = geometry.points(keypoints[kept, :, :2])
+        inside = ((p >= 0) & (p <= (geometry.size[1], geometry.size[0]))).all(-1)
+        keypoints = np.concatenate([p, (keypoints[kept, :, 2] * inside)[..., None]], -1)
+    masks = None
+    if regions.mask is not None:
+        masks = sampled(regions.mask, geometry)
+    elif regions.outlines is not None:
+        masks = np.zeros((len(kept), *geometry.size), np.uint8)
+        for i, k in enumerate(kept):
+            masks[i] = regions.outlines[k].draw(geometry)
+    return Followed(kept, boxes, keypoints, masks)

@@ -1,4 +1,4 @@
-"""Side files: columns aligned to the rows of an index, written once by a command and bound to what they were made of.
+"""Side files: columns aligned to the rows of an index, written once and bound to what they were made of.
 
 A side file is a line of JSON, which says what the columns were made of and the XXH3 of all that follows, and an Arrow
 stream. It lies beside the index, or in the loader's cache where the index's folder cannot be written. `mmdata index`
@@ -8,8 +8,10 @@ keeps what it has read of a tar in such a file.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +19,14 @@ import pyarrow as pa
 import xxhash
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import write_whole
+from mmdata.files import lock, write_whole
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
 from mmdata.index.store import read_part
 from mmdata.storage.cache import default_folder
 from mmdata.storage.folder import JOINS_NAME
+
+logger = logging.getLogger("mmdata")
 
 COMMAND = "mmdata join CONFIG"
 """Writes the side files that a config needs."""
@@ -78,7 +82,7 @@ class SideFiles:
             ConfigError: there is no such file, it is damaged, or it was made of something else; or, when it is made, no
                 folder can be written.
         """
-        made_of = json.loads(json.dumps({**made_of, "index": self._index}))
+        made_of = self._bound(made_of)
         if self._writes and name not in self._done:
             self._write(f"{name}.arrow", made_of, make(), what)
             self._done.add(name)
@@ -92,6 +96,38 @@ class SideFiles:
                 why = str(error)
         path = self._folders[0] / f"{name}.arrow"
         raise ConfigError(f"{what} is not joined with the index ('{path}': {why}); run `{COMMAND}`")
+
+    def made(self, name: str, made_of: Mapping[str, Any], make: Callable[[], Any], *, what: str) -> Any:
+        """The columns, as `get`; those that are not there are made now, and kept where a folder can be written.
+
+        Of several processes one makes them, and the others wait.
+
+        Returns:
+            a pyarrow.Table.
+        """
+        if self._writes:
+            return self.get(name, made_of, make, what=what).columns
+        with suppress(ConfigError):
+            return self.get(name, made_of, make, what=what).columns
+        with ExitStack() as held:
+            for folder in self._folders:
+                with suppress(OSError):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(lock(folder, wait=True))
+                    break
+            with suppress(ConfigError):  # made by another process meanwhile
+                return self.get(name, made_of, make, what=what).columns
+            logger.info("%s: not known yet; made now and kept, as `%s` does it beforehand", what, COMMAND)
+            columns = make()
+            try:
+                self._write(f"{name}.arrow", self._bound(made_of), columns, what)
+            except ConfigError as error:
+                logger.warning("%s, and what is made now is not kept", error)
+            return columns
+
+    def _bound(self, made_of: Mapping[str, Any]) -> Any:
+        """What columns are made of, as the file says it."""
+        return json.loads(json.dumps({**made_of, "index": self._index}))
 
     def _write(self, name: str, made_of: Mapping[str, Any], columns: Any, what: str) -> None:
         failed: OSError | None = None

@@ -267,10 +267,11 @@ def as_dataset(loader: Loader, *, row: Callable[[dict[str, Any]], dict[str, Any]
             f"as_dataset gives images of one shape, and this loader's are of {', '.join(sorted(shapes))}: leave "
             "data.image_buckets and data.image_patches out"
         )
-    if not _gives_each_row_once(plan) or loader.builder.spec.fields is not None:
+    spec = loader.builder.spec
+    if not _gives_each_row_once(plan) or spec.fields is not None or spec.targets is not None:
         raise ConfigError(
             "as_dataset gives each row once, with its image and its text or label: leave data.row_weights, "
-            "data.captions every, weight and repeat of data.shards, and data.fields out"
+            "data.captions every, weight and repeat of data.shards, data.fields and data.targets out"
         )
     rows = np.concatenate([*plan.rows.planned()])
     read = _RowReader(loader, row)

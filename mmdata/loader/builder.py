@@ -18,6 +18,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.loader.corpus import Corpus, most_shards
 from mmdata.loader.entries.fields import Fields
 from mmdata.loader.entries.negatives import NegativeCaptions
+from mmdata.loader.entries.targets import Targets
 from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
@@ -39,6 +40,7 @@ class BatchSpec:
         captions: sources from which the rows draw their captions; None: those of the shards in turn.
         negatives: negative captions of the rows; None: batches have none.
         fields: entries beside images and captions; None: there are none.
+        targets: what follows the crops of images; None: there is nothing.
         equal_captions: changes the hashes of captions of n rows, where a column says which are equal.
     """
 
@@ -48,11 +50,12 @@ class BatchSpec:
     captions: CaptionSources | None = None
     negatives: NegativeCaptions | None = None
     fields: Fields | None = None
+    targets: Targets | None = None
     equal_captions: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]] | None = None
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
-        """The spec of a section `data`, its corpus and its plan, whose first rows say what `data.fields` are."""
+        """The spec of a section `data`, its corpus and its plan, whose first rows say what members hold."""
         return cls(
             PixelTransform.from_config(data),
             corpus.tokenizer,
@@ -60,6 +63,7 @@ class BatchSpec:
             captions=corpus.captions,
             negatives=corpus.negatives,
             fields=Fields.from_config(data, corpus.index, corpus.joined, plan) if data.fields else None,
+            targets=Targets.from_config(data, corpus.index, corpus.joined, corpus.tokenizer, plan),
             equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
         )
 

@@ -27,6 +27,7 @@ def identity_of(plan: Plan, spec: BatchSpec) -> Identity:
         **plan.identity(),
         "negative_captions": spec.negatives and spec.negatives.fingerprint,
         "captions": spec.captions and spec.captions.name,
+        "targets": spec.targets and spec.targets.identity,
         "caption_hash": getattr(plan.rows, "equals_fingerprint", None),
         **transform.identity(),
         **spec.text_transform.identity(),

@@ -236,6 +236,8 @@ class Loader(Interoperable):
             words = f"{counted(len(nothing), 'row')} of {bucket.image}{' pixels' * (not bucket.patches)}"
             if bucket.length:
                 words += f" and {bucket.length} tokens"
+            if bucket.boxes:
+                words += f" and {bucket.boxes} boxes"
             if count:
                 words += f" (steps: {count:,} of an epoch's {len(self):,})"
             blanks.append((words, partial(self._blank, Step(epoch, 0, bucket, nothing, nothing))))
@@ -366,10 +368,10 @@ class Loader(Interoperable):
         self._source.stop()
 
 
-def _elements(shape: tuple[Bucket, int, int]) -> tuple[int, int]:
-    """Pixels (or patches) and tokens of a batch, of a bucket and so many rows."""
+def _elements(shape: tuple[Bucket, int, int]) -> tuple[int, int, int]:
+    """Pixels (or patches), tokens and boxes of a batch, of a bucket and so many rows."""
     bucket, rows, _ = shape
-    return rows * (bucket.height * bucket.width + bucket.patches), rows * bucket.length
+    return rows * (bucket.height * bucket.width + bucket.patches), rows * bucket.length, rows * bucket.boxes
 
 
 def open_parts(data: DataConfig, ranks: Ranks, **given: Any) -> tuple[Plan, BatchBuilder, BatchSource]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -53,7 +54,11 @@ class Stats:
         masked: rows that could not be used, and rows that are padding.
         tokens: tokens of valid rows, without padding.
         token_places: tokens of valid rows, with padding.
-        cut: texts of a `text_transform` that were longer than their batch, and not than `max_length`.
+        cut: texts of a `text_transform` that were longer than their batch, and not than `max_length`; phrases of
+            boxes that were longer than `box_text_length`.
+        boxes: numbers of boxes of `data.targets`: "shown" in batches; of these "clipped", since they reached beyond
+            their image; and "left_out" (no area inside their image, or another class), "cropped" (by the crop), and
+            "over", of more boxes than their batch has room for. Empty where there are none.
     """
 
     wall_s: dict[str, float] = field(default_factory=_zeros)
@@ -67,6 +72,7 @@ class Stats:
     tokens: int = 0
     token_places: int = 0
     cut: int = 0
+    boxes: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, other: Stats) -> None:
         """Add the sums of another to these."""

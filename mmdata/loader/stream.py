@@ -11,6 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import numpy as np
+
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, DataError, counted, explain, sample_name
@@ -141,7 +143,8 @@ def open_stream(source: TarSource, data: DataConfig) -> tuple[StreamPlan, BatchB
         raise _no_sample(source, first)
     index = GrowingIndex(tars, first.tars)
     captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
-    plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions), reading)
+    boxes = None if tars.boxes is None else np.concatenate([tar.boxes for tar in first.tars])
+    plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions, boxes=boxes), reading)
     builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan)
     # One more: a window ends with the tar that completes it.
     of_window = len(first.tars) * source.window_rows // rows + 1

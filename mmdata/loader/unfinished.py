@@ -22,6 +22,7 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.entries.pixels import BatchPixels
+from mmdata.loader.entries.targets import TargetEntries
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.threads import Work
@@ -74,6 +75,10 @@ class UnfinishedBatch:
         self._samples = builder.read(step.rows[self._places], step.passes[self._places], stop)
         fields, num_rows = spec.fields, len(step.rows)
         self._fields = fields.begin(num_rows, builder.store, stop) if fields and fields.members else None
+        self._targets = None
+        if spec.targets:
+            rows = step.rows[self._places]
+            self._targets = TargetEntries(spec.targets, builder.index, builder.store, rows, step=step, stop=stop)
         self._negatives: dict[str, Tensor] = {}
         self._bad: list[tuple[int, LedgerEntry]] = []  # sample and fault; a sample may have several
         self._done: list[Stats] = []
@@ -127,7 +132,7 @@ class UnfinishedBatch:
         clock.watch(True)
 
     def _write_pixels(self, samples: range, clock: StageClock) -> None:
-        """Read each image, decode it, and write its crop into its row of the batch."""
+        """Read each image and its targets, decode it, and write its crop into its row of the batch."""
         clock.lap("collate")
         for i, place in self._each(samples, clock):
             stage: Stage = "read"
@@ -135,16 +140,23 @@ class UnfinishedBatch:
             try:
                 image = self._samples.image(i)
                 clock.stats.read_bytes += len(image.data)
+                stage = "field"
+                objects = self._targets and self._targets.read(i, clock.stats.boxes)
                 clock.lap("read")
                 stage = "decode"
-                decoded = self._pixels.decode(image, epoch=epoch)
+                decoded = self._pixels.decode(image, epoch=epoch, regions=objects and objects.regions)
                 clock.lap("decode")
                 stage = "transform"
-                self._pixels.write(decoded, place, number=image.number, epoch=epoch)
+                written = self._pixels.write(
+                    decoded, place, number=image.number, epoch=epoch, regions=objects and objects.regions
+                )
+                if self._targets and objects:
+                    cut = self._targets.write(place, objects, written.followed, clock.stats.boxes)
+                    clock.stats.cut += cut
                 clock.stats.rows += 1
             except BadSample as error:
                 self._mask(i, stage, error)
-            clock.lap(stage)
+            clock.lap("read" if stage == "field" else stage)
 
     def _write_texts(self, samples: range, clock: StageClock) -> None:
         """Read each caption, make its text, and tokenize these in one call."""
@@ -234,6 +246,8 @@ class UnfinishedBatch:
         if self._negatives:
             self._negatives["negative_valid"] &= valid
             entries.update(self._negatives)
+        if self._targets is not None:
+            entries.update(self._targets.entries(valid))
         if self._fields is not None:
             entries.update(self._fields.entries(valid))
         return cast(Batch, entries)

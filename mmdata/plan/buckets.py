@@ -5,7 +5,6 @@ A policy sees only numbers from the index, so a row's bucket is known before a b
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -47,11 +46,13 @@ class Shapes(NamedTuple):
         length: int64 (n,), tokens of the caption chosen for this epoch, special ones included.
         height: int64 (n,), pixels as displayed.
         width: int64 (n,), pixels as displayed.
+        boxes: int64 (n,), of `data.targets`; 0 without them.
     """
 
     length: NDArray[np.int64]
     height: NDArray[np.int64]
     width: NDArray[np.int64]
+    boxes: NDArray[np.int64]
 
 
 class BucketPolicy(Protocol):
@@ -80,33 +81,34 @@ class BucketPolicy(Protocol):
 
 
 class LengthAspectPolicy:
-    """Text length bounds × image shapes.
+    """Text length bounds × numbers of boxes × image shapes.
 
     A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to the
-    smallest bound that holds its caption (the largest bound, if none does).
+    smallest bounds that hold its caption and its boxes (the largest bound, if none does).
 
     Args:
         lengths: rising bounds, in tokens.
         image_shapes: (height, width) pairs, in pixels.
+        boxes: rising bounds, numbers of boxes.
 
     Example:
         LengthAspectPolicy([16, 77], [(224, 224), (192, 256)]) has four buckets: 16 or 77 tokens with a square image or
         a wide one.
     """
 
-    uses_cells = True
-
-    def __init__(self, lengths: Sequence[int], image_shapes: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, lengths: Sequence[int], image_shapes: Sequence[tuple[int, int]], boxes: Sequence[int] = (0,)
+    ) -> None:
         if not image_shapes or len(set(image_shapes)) != len(image_shapes):
             raise ValueError(f"image_shapes must be different (height, width) pairs: got {list(image_shapes)}")
-        self._lengths = _rising(lengths)
-        self.buckets = tuple(Bucket(int(length), *shape) for shape in image_shapes for length in self._lengths)
+        self._bounds = _Bounds(lengths, boxes)
+        self.uses_cells = len(boxes) == 1  # the cells of a manifest know no boxes
+        self.buckets = self._bounds.buckets([Bucket(0, *shape) for shape in image_shapes])
         self._shape_of_bin = nearest_shapes(image_shapes)
 
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""
-        shape = self._shape_of_bin[aspect_bin(shapes.height, shapes.width)]
-        return shape * len(self._lengths) + _smallest_bound(self._lengths, shapes.length)
+        return self._bounds.assign(self._shape_of_bin[aspect_bin(shapes.height, shapes.width)], shapes)
 
 
 def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
@@ -116,11 +118,34 @@ def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]
     return distance.argmin(axis=1)
 
 
-def _rising(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Text length bounds, checked."""
-    if not lengths or list(lengths) != sorted(set(lengths)):
-        raise ValueError(f"lengths must rise: got {list(lengths)}")
-    return np.asarray(lengths, np.int64)
+class _Bounds:
+    """The bounds of text lengths and of numbers of boxes, for each kind of images.
+
+    Args:
+        lengths, boxes: of a policy.
+    """
+
+    def __init__(self, lengths: Sequence[int], boxes: Sequence[int]) -> None:
+        self._lengths = _rising("lengths", lengths)
+        self._boxes = _rising("boxes", boxes, least=0)
+
+    def buckets(self, images: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """The buckets of some kinds of images, each with all of its bounds."""
+        bounds = [(length, boxes) for boxes in self._boxes.tolist() for length in self._lengths.tolist()]
+        return tuple(image._replace(length=length, boxes=boxes) for image in images for length, boxes in bounds)
+
+    def assign(self, image: NDArray[np.int64], shapes: Shapes) -> NDArray[np.int64]:
+        """Positions in `buckets` of n rows whose images are of these kinds, int64 (n,)."""
+        boxes = image * len(self._boxes) + _smallest_bound(self._boxes, shapes.boxes)
+        return boxes * len(self._lengths) + _smallest_bound(self._lengths, shapes.length)
+
+
+def _rising(name: str, bounds: Sequence[int], *, least: int | None = None) -> NDArray[np.int64]:
+    """The bounds of a policy, checked."""
+    if not bounds or list(bounds) != sorted(set(bounds)) or (least is not None and bounds[0] < least):
+        from_least = "" if least is None else f", from {least} on"
+        raise ValueError(f"{name} must rise{from_least}: got {list(bounds)}")
+    return np.asarray(bounds, np.int64)
 
 
 def _smallest_bound(bounds: NDArray[np.int64], needed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -174,8 +199,9 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     """The groups of buckets whose leftover rows are merged, in order.
 
     The longest texts of all image shapes come first, because their padding would cost most; some images then get the
-    crop of another shape. Then come the buckets of each image shape, shape by shape: the rows that a shape leaves over
-    go to the next shape. If images keep their own aspect ratio, the next shape has more patches.
+    crop of another shape. Then come the buckets of each image shape and number of boxes: the rows that they leave over
+    go to the same shape with more boxes, then to the next shape. If images keep their own aspect ratio, the next shape
+    has more patches.
 
     Returns:
         (group, targets) pairs: a group's buckets, longest text first, and for each of them the bucket that receives its
@@ -186,32 +212,47 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position in sorted(range(len(buckets)), key=lambda i: (-buckets[i].length, i)):
-        shapes.setdefault(buckets[position][1:4], []).append(position)  # (height, width, patches)
-    groups = sorted(
-        shapes.values(), key=lambda group: (buckets[group[0]].length, buckets[group[0]].patches, min(group))
-    )
+        bucket = buckets[position]
+        shapes.setdefault((bucket.height, bucket.width, bucket.patches, bucket.boxes), []).append(position)
+
+    def order(group: list[int]) -> tuple[int, ...]:
+        first = buckets[group[0]]
+        return first.length, first.patches, first.boxes, min(group)
+
+    groups = sorted(shapes.values(), key=order)
     longest = max(bucket.length for bucket in buckets)
-    tops = [position for position, bucket in enumerate(buckets) if bucket.length == longest]
-    # A batch has the bucket of its first row, so the bucket with the most patches comes first: it holds all images.
-    tops.sort(key=lambda position: -buckets[position].patches)
-    merges = [(tops, tops)] if len(tops) > 1 else []
-    for group, following in itertools.pairwise(groups):
-        # The next shape's shortest bucket that holds the bucket's texts: lengths fall, so the last one that does.
+    merges: list[tuple[list[int], list[int]]] = []
+    for boxes in sorted({bucket.boxes for bucket in buckets}):
+        tops = [i for i, bucket in enumerate(buckets) if bucket.length == longest and bucket.boxes == boxes]
+        # A batch has the bucket of its first row, so the bucket with the most patches comes first: it holds all images.
+        tops.sort(key=lambda position: -buckets[position].patches)
+        merges += [(tops, tops)] if len(tops) > 1 else []
+    for number, group in enumerate(groups[:-1], 1):
+        own = buckets[group[0]]
+
+        def unfit(later: list[int], own: Bucket = own) -> tuple[bool, ...]:
+            other = buckets[later[0]]
+            return other.boxes < own.boxes, other.patches < own.patches, other[1:4] != own[1:4]
+
+        following = min(groups[number:], key=unfit)  # the first of those that fit equally well
+        # Its shortest bucket that holds the bucket's texts: lengths fall, so the last one that does.
         fitting = [[b for b in following if buckets[b].length >= buckets[bucket].length][-1] for bucket in group]
         merges.append((group, fitting))
     return [*merges, (groups[-1], [])]
 
 
 class NativePolicy:
-    """Text length bounds × numbers of patches, for models that take images in their own aspect ratio (NaFlex).
+    """Text length bounds × numbers of boxes and of patches, for models that take images in their own aspect ratio
+    (NaFlex).
 
-    A row goes to the smallest bound that holds its caption and to the smallest number of patches that holds its image
-    at full size; to the largest, if none does.
+    A row goes to the smallest bounds that hold its caption and its boxes, and to the smallest number of patches that
+    holds its image at full size; to the largest, if none does.
 
     Args:
         lengths: rising bounds, in tokens.
         patches: rising numbers of patches.
         patch_size: side of a patch, in pixels.
+        boxes: rising bounds, numbers of boxes.
 
     Example:
         patches (64, 256) of 16 pixels: an image of 100 × 130 pixels needs 7 · 9 = 63 and goes to 64; one of 100 × 150
@@ -220,18 +261,16 @@ class NativePolicy:
     Source: Tschannen et al. 2025, SigLIP 2, section 2.4.2 (arXiv:2502.14786).
     """
 
-    def __init__(self, lengths: Sequence[int], patches: Sequence[int], *, patch_size: int) -> None:
-        self._lengths = _rising(lengths)
-        if not patches or list(patches) != sorted(set(patches)) or patches[0] < 1:
-            raise ValueError(f"patches must rise, from 1 on: got {list(patches)}")
+    def __init__(
+        self, lengths: Sequence[int], patches: Sequence[int], *, patch_size: int, boxes: Sequence[int] = (0,)
+    ) -> None:
+        self._bounds, self._patches = _Bounds(lengths, boxes), _rising("patches", patches, least=1)
         if patch_size < 1:
             raise ValueError(f"patch_size must be 1 pixel or more: got {patch_size}")
-        self._patches = np.asarray(patches, np.int64)
         self._patch_size = patch_size
-        self.buckets = tuple(Bucket(length, 0, 0, number) for number in patches for length in lengths)
+        self.buckets = self._bounds.buckets([Bucket(0, 0, 0, number) for number in patches])
 
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""
         needed = -(-shapes.height // self._patch_size) * -(-shapes.width // self._patch_size)
-        number = _smallest_bound(self._patches, needed)
-        return number * len(self._lengths) + _smallest_bound(self._lengths, shapes.length)
+        return self._bounds.assign(_smallest_bound(self._patches, needed), shapes)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.config.targets import TargetsConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
 from mmdata.index.columns import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
@@ -22,7 +23,12 @@ LEAST_PROBABILITY = 1e-9
 
 
 def bucket_policy(
-    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+    data: DataConfig,
+    index: Index,
+    captions: CaptionSources,
+    *,
+    selection: Selection | None = None,
+    boxes: NDArray[np.int32] | None = None,
 ) -> BucketPolicy:
     """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
 
@@ -31,15 +37,17 @@ def bucket_policy(
         index: of the shards.
         captions: of the rows; their tokens are counted if text bounds are to be chosen.
         selection: the rows that the choice looks at; None: all of the index.
+        boxes: how many each of these rows has; None: batches have no boxes.
 
     Raises:
         ValueError: a bucket's batch does not fit into the token budget.
     """
     bounds = text_lengths(data, index, captions, selection=selection)
+    room = [0] if boxes is None or data.targets is None else box_bounds(data.targets, boxes)
     if data.image_patches is not None:
-        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
+        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size, boxes=room)
     else:
-        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
+        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection), room)
     if data.token_budget is not None:
         policy.buckets = fit_into_budget(
             policy.buckets,
@@ -75,6 +83,18 @@ def text_lengths(
     else:
         counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
     return choose_lengths(counts, data.text_buckets)
+
+
+def box_bounds(targets: TargetsConfig, counts: NDArray[np.int32]) -> list[int]:
+    """The numbers of boxes that the settings name, or those that leave the least padding; from 1 to max_boxes.
+
+    Args:
+        targets: settings.
+        counts: int32 (n,), how many boxes each row has.
+    """
+    if isinstance(targets.box_buckets, list):
+        return targets.box_buckets
+    return choose_lengths(np.bincount(np.clip(counts, 1, targets.max_boxes)), targets.box_buckets)
 
 
 def caption_histogram(
@@ -195,7 +215,7 @@ def _least_cropped(
 
 
 def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
-    """The text length bounds that leave the least padding.
+    """The bounds, of text lengths or of numbers of boxes, that leave the least padding.
 
     Args:
         histogram: (L,), captions by length: entry i counts those of i tokens. The longest length that occurs is always

@@ -17,6 +17,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of
+from mmdata.plan.boxes import box_counts, check_boxes
 from mmdata.plan.buckets import BucketPolicy
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions, caption_sources, check_captions, check_rows
 from mmdata.plan.choose import bucket_policy
@@ -50,7 +51,8 @@ def build_plan(
 ) -> Plan:
     """The plan that a section `data` describes.
 
-    Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted.
+    Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted;
+    so are the boxes of `data.targets`, the first time.
 
     Args:
         data: settings.
@@ -63,8 +65,8 @@ def build_plan(
         policy: in place of the buckets that the settings describe.
 
     Raises:
-        ConfigError: a tokenizer, and shards of labels only; a row without a caption in any source; or batches that are
-            larger than an epoch.
+        ConfigError: a tokenizer, and shards of labels only; a row without a caption in any source; boxes, and a policy
+            without; or batches that are larger than an epoch.
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
     for part in index.manifests:
@@ -93,10 +95,15 @@ def build_plan(
     if tokenizer is not None and (count_lengths or by_length):
         captions.count(counts_of(tokenizer, data.caption_template))
     equals = equal_rows(data, index, joined)
-    rows = IndexRows(index, captions, selection=selection, equals=equals)
+    boxes = box_counts(data, index, joined)
+    rows = IndexRows(index, captions, selection=selection, equals=equals, boxes=boxes)
+    planned = boxes if boxes is None or selection is None else np.concatenate([boxes[some] for some in rows.planned()])
+    policy = policy or bucket_policy(data, index, captions, selection=selection, boxes=planned)
+    if planned is not None:
+        check_boxes(planned, policy.buckets)
     plan = Plan(
         rows,
-        policy or bucket_policy(data, index, captions, selection=selection),
+        policy,
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,

@@ -135,20 +135,23 @@ def mix_evenly(runs: Sequence[NDArray[np.number]]) -> Ints:
 
 
 def cover_table(buckets: Sequence[Bucket]) -> Ints:
-    """For each pair of buckets a bucket that holds the texts (and the patches) of both, int64 (K, K).
+    """For each pair of buckets a bucket that holds the texts, the boxes (and the patches) of both, int64 (K, K).
 
     It has the image shape of the first bucket where there is one, and the shortest text.
     """
     table = np.zeros((len(buckets), len(buckets)), np.int64)
     for i, first in enumerate(buckets):
         for j, second in enumerate(buckets):
-            length, patches = max(first.length, second.length), max(first.patches, second.patches)
-
-            # In order of importance: the texts fit, the patches fit, the first bucket's image shape, least padding.
-            def unfit(k: int, of: Bucket = first, length: int = length, patches: int = patches) -> tuple[object, ...]:
+            # In order of importance: texts, patches and boxes fit, the first bucket's image shape, least padding.
+            def unfit(k: int, of: Bucket = first, other: Bucket = second) -> tuple[object, ...]:
                 bucket = buckets[k]
-                too_small = (bucket.length < length, bucket.patches < patches)
-                return (*too_small, bucket[1:3] != of[1:3], bucket.length, bucket.patches, k)
+                fits = [
+                    bucket.length >= max(of.length, other.length),
+                    bucket.patches >= max(of.patches, other.patches),
+                    bucket.boxes >= max(of.boxes, other.boxes),
+                ]
+                least = (bucket.length, bucket.patches, bucket.boxes, k)
+                return (*(not one for one in fits), bucket[1:3] != of[1:3], *least)
 
             table[i, j] = min(range(len(buckets)), key=unfit)
     return table

@@ -24,7 +24,7 @@ class OrderedPlan(Plan):
 
     A row may come several times; each time is another pass, with another crop and the next of its captions. Step i has
     the rows from i · global_batch_size on. Its image shape is that of most of its rows, and its text length (and its
-    number of patches) the smallest that holds them all. The last batch is filled up with masked rows.
+    numbers of patches and boxes) the smallest that holds them all. The last batch is filled up with masked rows.
 
     Args:
         plan: of the rows, in another order; all its batches have one size.

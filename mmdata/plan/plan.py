@@ -157,10 +157,15 @@ class Plan:
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""
         most = "up to " if self.leftover == "drop" else ""
-        rows, batch_rows = f"{most}{self.num_rows:,} rows", f"{self.global_batch_size // world_size:,} rows"
+        rows, batch_rows = f"{most}{self.num_rows:,} rows", self._batch_in_words(world_size)
         if not self._steps_follow_from_shards:
             return f"{rows} in batches of up to {batch_rows}"
         return f"{rows}, {self.num_steps(epoch):,} batches of {batch_rows}"
+
+    def _batch_in_words(self, world_size: int) -> str:
+        """Rows of a rank's batch, and the most boxes of a row."""
+        boxes = max(bucket.boxes for bucket in self.policy.buckets)
+        return f"{self.global_batch_size // world_size:,} rows" + (f" with up to {boxes} boxes" if boxes else "")
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""

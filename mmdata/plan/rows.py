@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
-from mmdata.hashing import EMPTY_HASH
+from mmdata.hashing import EMPTY_HASH, fast_hash
 from mmdata.index.columns import ASPECT_BINS, Histograms, aspect_ratio, offsets_of, unpack_cells
 from mmdata.index.index import Index
 from mmdata.plan.buckets import Bucket, BucketPolicy, Shapes
@@ -147,6 +147,7 @@ class IndexRows(Rows):
         captions: of the rows; None: those of the shards in turn, each one token long.
         selection: of the index's rows; None plans all of them.
         equals: int64 (len(index),), equal for rows that count as equal; 0 where the hash of the caption tells.
+        boxes: int32 (len(index),), how many boxes each row has (`box_counts`); None: batches have none.
     """
 
     def __init__(
@@ -156,20 +157,27 @@ class IndexRows(Rows):
         *,
         selection: Selection | None = None,
         equals: Ints | None = None,
+        boxes: NDArray[np.int32] | None = None,
     ) -> None:
         self._index = index
         self._captions = captions or CaptionSources.in_turn(ShardCaptions(index))
-        self._equals = equals
+        self._equals, self._boxes = equals, boxes
         self.selection = selection
         self.starts = index.starts
         # Policy, epoch, rows of each shard by bucket, and of which shards these are known.
         self._counted: tuple[BucketPolicy, int, Ints, NDArray[np.bool_]] | None = None
         self.fingerprint = f"{index.fingerprint[:16]}-{self._captions.fingerprint}-{self.starts[-1]}"
+        if boxes is not None:
+            self.fingerprint += f"-{fast_hash(boxes.tobytes()) % 2**64:016x}"
         self.equals_fingerprint = None if equals is None else hashlib.sha256(equals.tobytes()).hexdigest()[:16]
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in an epoch; sizes as displayed, with the EXIF orientation applied."""
-        return Shapes(self._captions.tokens(rows, epoch), *self.sizes(rows))
+        return Shapes(self._captions.tokens(rows, epoch), *self.sizes(rows), self.boxes(rows))
+
+    def boxes(self, rows: Ints) -> Ints:
+        """How many boxes each of n rows has, int64 (n,)."""
+        return np.zeros(len(rows), np.int64) if self._boxes is None else self._boxes[rows].astype(np.int64)
 
     def sizes(self, rows: Ints) -> tuple[Ints, Ints]:
         """Heights and widths of n images as displayed, in pixels: int64 (n,) each."""
@@ -247,11 +255,11 @@ def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengt
 
 
 def _shapes_of_cells(cells: Ints, *, lengths: bool) -> Shapes:
-    """One shape for each cell, with the cell's length and aspect bin."""
+    """One shape for each cell, with the cell's length and aspect bin, and without boxes."""
     tokens, bins = unpack_cells(cells)
     length = tokens.astype(np.int64) if lengths else np.ones(len(cells), np.int64)
     height = np.full(len(cells), 4096, np.int64)
-    return Shapes(length, height, np.round(height * aspect_ratio(bins)).astype(np.int64))
+    return Shapes(length, height, np.round(height * aspect_ratio(bins)).astype(np.int64), np.zeros_like(height))
 
 
 def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: Ints) -> NDArray[np.integer[Any]]:
@@ -300,10 +308,11 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
 
 
 def _in_words(buckets: Sequence[Bucket]) -> str:
-    """The text lengths, image shapes and, under a budget, rows of some buckets, briefly: a state stays small."""
+    """The text lengths, image shapes and, where there are any, boxes and rows of buckets, briefly: a state is small."""
     images = [str(bucket.patches) if bucket.patches else f"{bucket.height}x{bucket.width}" for bucket in buckets]
-    rows = _span([bucket.rows for bucket in buckets])
-    return f"{_span([b.length for b in buckets])} tokens, {_span(images)}" + ("" if rows == "0" else f", {rows} rows")
+    further = {"boxes": _span([b.boxes for b in buckets]), "rows": _span([b.rows for b in buckets])}
+    words = [f"{_span([b.length for b in buckets])} tokens", _span(images)]
+    return ", ".join([*words, *(f"{span} {name}" for name, span in further.items() if span != "0")])
 
 
 def _span(values: Sequence[int] | Sequence[str]) -> str:

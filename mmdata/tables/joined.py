@@ -19,6 +19,8 @@ from mmdata.index.index import Index
 from mmdata.index.side import SideFile, SideFiles
 from mmdata.tables.join import JoinedPart, JoinedShards, JoinedTable, Joining
 from mmdata.tables.values import kind_of
+from mmdata.tars import members
+from mmdata.tars.members import Selector
 
 logger = logging.getLogger("mmdata")
 
@@ -53,6 +55,7 @@ class Joined:
 
     Attributes:
         index: as given.
+        sides: the side files of the index.
         tables: in the order of the settings.
         shards: folders of tars, by name.
         types: Arrow's types of the columns of all tables, by name.
@@ -88,7 +91,7 @@ class Joined:
         lacks = {"caption_tokens": index.tokenizer is None, "class_name": index.class_names is None}
         of_index = {name: kind for name, kind in OF_INDEX.items() if not lacks.get(name)}
         self.types_of_rows: dict[str, Any] = {**self.types, **of_index}
-        self.index = index
+        self.index, self.sides = index, sides
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, *, writes: bool = False) -> Joined:
@@ -108,6 +111,36 @@ class Joined:
     def column(self, name: str) -> SideFile:
         """The side file of a table's column."""
         return self._by_name[name].column(name)
+
+    def member(self, source: str, *, of: str, columns: Iterable[str] = ()) -> tuple[str, Selector, str]:
+        """What a setting names that has values in members of the samples.
+
+        Args:
+            source: such as `json:KEY`, or `join:NAME:json:KEY` of joined tars.
+            of: name of the setting, for messages.
+            columns: of tables, which the setting may also name.
+
+        Returns:
+            The name of the joined tars, "" for the samples' own; the member, and which of `members.KINDS` it is.
+
+        Raises:
+            ConfigError: no such source; the nearest one is named.
+        """
+        rest = source.removeprefix(JOINED)
+        join, _, member = rest.partition(":")
+        if rest != source and member and join in self.shards:
+            selector = Selector.parse(member)
+            return join, selector, members.kind_of(selector, of=of)
+        if rest == source and join.lower().endswith(members.KINDS):
+            selector = Selector.parse(source)
+            return "", selector, members.kind_of(selector, of=of)
+        known = [JOINED + one for one in columns]
+        listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in self.shards)])
+        joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
+        raise ConfigError(
+            f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written "
+            f"{members.KNOWN}"
+        )
 
     def pick(self, name: str, *kinds: str, of: str, what: str, also: str | None = None) -> Callable[[int], Any]:
         """What gives the values of a column for all rows of a shard: an Arrow array (n,).

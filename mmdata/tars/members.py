@@ -13,7 +13,6 @@ import io
 import json
 import math
 import re
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,12 +25,19 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, ConfigError, Reason, excerpt, meant
+from mmdata.images.pillow import DECODER_ERRORS, check_pixels, open_image
 from mmdata.tars.captions import unique_keys
 
-_WORDS = {"json": "JSON", "npy": "an array of numpy (.npy)", "npz": "arrays of numpy (.npz)", "txt": "a text"}
+_WORDS = {
+    "json": "JSON",
+    "npy": "an array of numpy (.npy)",
+    "npz": "arrays of numpy (.npz)",
+    "png": "a PNG",
+    "txt": "a text",
+}
 KINDS = tuple(_WORDS)
 """Last parts of the extensions of members that have values: `syn.json` is a member of kind json."""
-KNOWN = "json, json:KEY, npy, npz:NAME and txt"
+KNOWN = "json, json:KEY, npy, npz:NAME, png and txt"
 """Selectors, for messages."""
 MAX_BYTES = 2**28
 """Largest member, and largest array in one, 256 MiB."""
@@ -39,8 +45,9 @@ MAX_HEADER = 10_000
 """Largest header of a .npy, in bytes; numpy's own limit."""
 EXACT = 2**53
 """Whole numbers up to this one are all floats (float64), too."""
-_DAMAGE = (ValueError, OSError, EOFError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)
-"""What numpy and zipfile raise for damaged files; RuntimeError if they are encrypted or packed in other ways."""
+_DAMAGE = (*DECODER_ERRORS, zipfile.BadZipFile, zlib.error)
+"""What numpy, zipfile and Pillow raise for damaged files; RuntimeError if they are encrypted or packed in other ways.
+"""
 _INTEGERS = {"u2": np.int32, "u4": np.int64, "u8": np.int64}
 """Types that torch computes little with, and what they become."""
 
@@ -174,13 +181,15 @@ def kind_of(selector: Selector, *, of: str) -> str:
         )
     if kind == "npz" and not selector.key:
         raise ConfigError(f"{of}: member '{selector}': name one of its arrays, as in {selector}:NAME")
-    if kind in ("npy", "txt") and selector.key:
+    if kind in ("npy", "png", "txt") and selector.key:
         raise ConfigError(f"{of}: member '{selector}': .{kind} has no keys; write {selector.extension}")
     return kind
 
 
 def open_member(data: bytes, kind: str) -> Any:
     """What a member holds: a JSON value, an array, a text, or a .npz from which `pick` takes an array.
+
+    A PNG is an array (h, w) of its numbers, such as classes; its palette is not applied.
 
     Raises:
         BadSample: it is damaged, or would have to be unpickled.
@@ -190,6 +199,8 @@ def open_member(data: bytes, kind: str) -> Any:
             return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_keys)
         if kind == "txt":
             return data.decode("utf-8-sig")
+        if kind == "png":
+            return _numbers_of_pixels(data)
         return zipfile.ZipFile(io.BytesIO(data)) if kind == "npz" else _array(data)
     except UnicodeDecodeError as error:
         raise BadSample(Reason.BAD_FIELD, f"not UTF-8 at byte {error.start}") from error
@@ -202,10 +213,14 @@ def open_member(data: bytes, kind: str) -> Any:
 def pick(opened: Any, selector: Selector) -> Any:
     """The value that a selector names in a member: of a key, an array of .npz, or all of it. None: there is none.
 
-    A key with dots is looked up as it stands, and else part by part in nested objects.
+    A key with dots is looked up as it stands, and else part by part in nested objects. In a list of objects the further
+    parts are looked up in each of them; the value is then the list of what they have, None for one without it.
 
     Raises:
         BadSample: the array is damaged, or would have to be unpickled.
+
+    Example:
+        json:boxes.category of {"boxes": [{"category": "dog"}, {}]} is ["dog", None]
     """
     if isinstance(opened, zipfile.ZipFile):
         return _array_of(opened, selector.key)
@@ -213,11 +228,17 @@ def pick(opened: Any, selector: Selector) -> Any:
         return opened
     if isinstance(opened, dict) and selector.key in opened:
         return cast("dict[str, Any]", opened)[selector.key]
-    value: Any = opened
-    for part in selector.key.split("."):
+    return _follow(opened, selector.key.split("."))
+
+
+def _follow(value: Any, parts: list[str]) -> Any:
+    """What lies at a path in nested objects; None if nothing does."""
+    for number, part in enumerate(parts):
         if not isinstance(value, dict):
             return None
         value = cast("dict[str, Any]", value).get(part)
+        if isinstance(value, list) and (rest := parts[number + 1 :]):
+            return [_follow(one, rest) for one in cast("list[Any]", value)]
     return value
 
 
@@ -251,6 +272,18 @@ def as_array(value: object) -> NDArray[Any] | None:
     except (ValueError, OverflowError):  # lists of different lengths
         return None
     return array if array.dtype.kind in "bif" and array.size else None
+
+
+def _numbers_of_pixels(data: bytes) -> NDArray[np.uint8]:
+    """The numbers (h, w) that a PNG of one channel has; raises BadSample, or what Pillow raises."""
+    with open_image(data, "PNG") as image:
+        check_pixels(image.height, image.width)
+        if image.mode not in ("1", "L", "P", "I;16", "I"):
+            raise BadSample(Reason.BAD_FIELD, f"a PNG of mode {image.mode}; expected one number for each pixel")
+        numbers = np.asarray(image)
+    if numbers.dtype.itemsize > 1 and numbers.max() > 255:
+        raise BadSample(Reason.BAD_FIELD, f"a PNG with the number {numbers.max()}; they are at most 255")
+    return numbers.astype(np.uint8)
 
 
 def _array_of(file: zipfile.ZipFile, name: str) -> NDArray[Any] | None:

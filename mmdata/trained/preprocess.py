@@ -113,7 +113,7 @@ class Preprocess:
         return pixels.entries(torch.ones(1, dtype=torch.bool))
 
     def _bucket(self, height: int, width: int) -> Bucket:
-        one = (np.array([number], np.int64) for number in (1, height, width))
+        one = (np.array([number], np.int64) for number in (1, height, width, 0))
         return self._policy.buckets[int(self._policy.assign(Shapes(*one))[0])]
 
 

@@ -14,7 +14,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index, verify
 from mmdata.loader import Loader
-from mmdata.tars.members import Members, Selector, guess_captions
+from mmdata.tars.members import Members, Selector, guess_captions, pick
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.loader.member_tars import write_tar
 
@@ -207,3 +207,31 @@ def test_an_index_of_a_conversion_knows_its_classes(tmp_path: Path, photo: Calla
     assert Index.open(tmp_path / "shards").class_names == ["cat", "dog"]
     build_index(tmp_path / "shards", out=tmp_path / "other")
     assert Index.open(tmp_path / "other").class_names == ["cat", "dog"]
+
+
+BOXES = {"boxes": [{"bbox": [1, 2, 3, 4], "category": "dog"}, {"bbox": None}, 7, [{"category": "cat"}]], "none": []}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("boxes", BOXES["boxes"]),
+        ("boxes.category", ["dog", None, None, None]),
+        ("boxes.bbox", [[1, 2, 3, 4], None, None, None]),
+        ("boxes.bbox.x", [[None] * 4, None, None, None]),
+        ("boxes.category.x", [None] * 4),
+        ("none.category", []),
+        ("absent.category", None),
+    ],
+)
+def test_a_key_behind_a_list_gives_the_value_of_each_of_its_objects(key: str, value: object):
+    assert pick(BOXES, Selector("json", key)) == value
+    assert pick({"a": BOXES}, Selector("json", f"a.{key}")) == value
+
+
+def test_a_key_with_dots_is_looked_up_as_it_stands_first():
+    assert pick({"a.b": 1, "a": [{"b": 2}]}, Selector("json", "a.b")) == 1
+
+
+def test_a_member_that_is_a_list_has_no_keys():
+    assert pick([{"category": "dog"}], Selector("json", "category")) is None

@@ -89,7 +89,7 @@ def settings_of(
         if captions:
             given["captions"] = {JOINED + captions: 1}
         data = load_settings(place, overrides, given).data
-    if not data.join:
+    if not data.join and data.targets is None:
         named = f"the config '{place}' has no data.join" if is_config else "none is given"
         raise ConfigError(f"no table to join: {named}; `mmdata join SHARDS TABLE` joins one")
     if captions and data.tokenizer is None:
@@ -113,6 +113,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     from mmdata.loader.corpus import open_index
     from mmdata.loader.entries.fields import Fields
     from mmdata.plan import IndexRows
+    from mmdata.plan.boxes import OF, box_counts
     from mmdata.plan.captions import caption_sources
     from mmdata.plan.from_config import equal_rows
     from mmdata.plan.weights import row_weights
@@ -139,6 +140,8 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     selection = select_rows(data, index, joined)
     row_weights(data, index, IndexRows(index, selection=selection), joined)
     equal_rows(data, index, joined)
+    if (boxes := box_counts(data, index, joined)) is not None:
+        yield f"{OF}: {int(boxes.sum(dtype=int)):,} boxes, up to {boxes.max(initial=0)} in a row"
     if data.fields:
         fields = Fields(data, index, joined)
         fields.check(partial(row_chunks, selection, len(index)))

@@ -59,12 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         given = f"{len(values):,} rows with weights from {values.min():.3g} to {values.max():.3g}"
         print(printable(f"{plan.weights.name}: {given}, {counted(plan.weights.num_parts, 'part')} an epoch"))
     table = Table(title=f"epoch {arguments.epoch}: {counted(summary.rows, 'row')} in {counted(summary.steps, 'step')}")
-    for name in ("text length", "image", "batch", "steps", "rows", "padding"):
+    boxes = ["boxes"] if any(bucket.boxes for bucket in summary.buckets) else []
+    for name in ("text length", "image", *boxes, "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
         if count.steps:
             padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if bucket.length else "no texts"
-            counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
+            counts = (*(f"{bucket.boxes}" for _ in boxes), f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
     for problem in planned.problems:

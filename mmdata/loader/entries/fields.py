@@ -22,14 +22,14 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import RowsConfig
-from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
 from mmdata.plan import Plan
 from mmdata.processes import cached_property
 from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.values import ColumnValues
-from mmdata.tars.members import EXACT, KINDS, KNOWN, MAX_BYTES, Selector, absent, as_array, kind_of, open_member, pick
+from mmdata.tars.members import EXACT, MAX_BYTES, Selector, absent, as_array, open_member, pick
 from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
@@ -100,7 +100,7 @@ class MemberField:
     """One entry of batches whose values lie in a member of each sample.
 
     Attributes:
-        name: of the entry.
+        of: name of the setting, for messages; its last part is that of the entry.
         selector: names the member, or a value in it.
         kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
@@ -108,12 +108,17 @@ class MemberField:
         column: what the entry is; None: not known yet.
     """
 
-    name: str
+    of: str
     selector: Selector
     kind: str
     join: str
     missing: str
     column: Column | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the entry."""
+        return self.of.rpartition(".")[2]
 
     def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """The value of a row.
@@ -134,7 +139,7 @@ class MemberField:
         members: dict[str, IndexedMember] = opened[self.join, ""]
         if (member := members.get(selector.extension)) is None:
             listed = ", ".join(f".{extension}" for extension in members)
-            detail = f"data.fields.{self.name}: no member .{selector.extension} among {listed}"
+            detail = f"{self.of}: no member .{selector.extension} among {listed}"
             raise BadSample(Reason.MISSING_FIELD, detail)
         try:
             if place not in opened:
@@ -145,11 +150,37 @@ class MemberField:
                 raise BadSample(Reason.MISSING_FIELD, absent(selector, opened[place]))
             return value if self.column is None else self.column.checked(value)
         except BadSample as bad:
-            name = f"{samples.key(row)}.{member.extension}"
-            raise BadSample(bad.reason, f"data.fields.{self.name}: member '{name}': {bad.detail}") from bad
+            raise self.blamed(bad, samples, row) from bad
+
+    def blamed(self, bad: BadSample, samples: Samples, row: int) -> BadSample:
+        """A fault of a row's value, which names the setting and the member."""
+        member = f"{samples.key(row)}.{self.selector.extension}"
+        return BadSample(bad.reason, f"{self.of}: member '{member}': {bad.detail}")
+
+    def read_if_there(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
+        """As `read`; None for a row without a value that joined tars keep.
+
+        Raises:
+            DataError: the row has no value, or a damaged one, and that is an error.
+        """
+        try:
+            return self.read(samples, row, opened, stop)
+        except BadSample as bad:
+            if self.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
+                return None
+            if self.missing == "error":
+                remedy = "missing: mask in data.join masks such rows"
+                raise DataError(f"{samples.place(row)}: {bad.detail}; {remedy}") from bad
+            raise
 
     def probed(self, samples: Samples, rows: list[int]) -> MemberField:
-        """The same with its column, which the first values among some rows decide.
+        """The same with its column, which the first values among some rows decide; see `first_values`."""
+        found = self.first_values(samples, rows)
+        column = Column.of(found, like_first=self.kind != "json", keeps_missing=self.missing == "keep")
+        return replace(self, column=column)
+
+    def first_values(self, samples: Samples, rows: list[int], *, enough: int = PROBED_VALUES) -> list[Any]:
+        """The first values among some rows, at most `enough`.
 
         Raises:
             ConfigError: none of the rows has a value; names what their members have.
@@ -161,12 +192,11 @@ class MemberField:
                 found.append(self.read(samples, row, {}, Event()))
             except BadSample as bad:
                 fault = fault or f"{samples.place(row)}: {bad.detail}"
-            if len(found) == PROBED_VALUES:
+            if len(found) == enough:
                 break
         if not found:
-            raise ConfigError(f"data.fields.{self.name}: none of the first {len(rows):,} rows has a value: {fault}")
-        column = Column.of(found, like_first=self.kind != "json", keeps_missing=self.missing == "keep")
-        return replace(self, column=column)
+            raise ConfigError(f"{self.of}: none of the first {len(rows):,} rows has a value: {fault}")
+        return found
 
 
 class Fields:
@@ -195,7 +225,8 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                self.members.append(_member_field(name, source, joined))
+                field = member_field(source, joined, of=f"data.fields.{name}", columns=joined.types)
+                self.members.append(field)
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -288,16 +319,9 @@ class FieldEntries:
         """
         opened: dict[tuple[str, str], Any] = {}
         for field, _, values in self._entries:
-            samples = self._samples[field.join]
-            try:
-                values[place] = field.read(samples, row, opened, self._stop)
-            except BadSample as bad:
-                if field.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
-                    continue
-                if field.missing == "error":
-                    remedy = "missing: mask in data.join masks such rows"
-                    raise DataError(f"{samples.place(row)}: {bad.detail}; {remedy}") from bad
-                raise
+            value = field.read_if_there(self._samples[field.join], row, opened, self._stop)
+            if value is not None:
+                values[place] = value
 
     def entries(self, valid: Tensor) -> dict[str, Tensor | list[Any]]:
         """The entries of the batch, without values where not `valid` (B,)."""
@@ -308,21 +332,10 @@ class FieldEntries:
         return result
 
 
-def _member_field(name: str, source: str, joined: Joined) -> MemberField:
-    of, rest = f"data.fields.{name}", source.removeprefix(JOINED)
-    join, colon, member = rest.partition(":")
-    if rest != source and colon and join in joined.shards:
-        selector = Selector.parse(member)
-        return MemberField(name, selector, kind_of(selector, of=of), join, joined.shards[join].missing)
-    if rest == source and join.lower().endswith(KINDS):
-        selector = Selector.parse(source)
-        return MemberField(name, selector, kind_of(selector, of=of), "", "mask")
-    known = [JOINED + one for one in joined.types]
-    listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in joined.shards)])
-    joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
-    raise ConfigError(
-        f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
-    )
+def member_field(source: str, joined: Joined, *, of: str, columns: Iterable[str] = ()) -> MemberField:
+    """What a setting names that has values in members; see `Joined.member`."""
+    join, selector, kind = joined.member(source, of=of, columns=columns)
+    return MemberField(of, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

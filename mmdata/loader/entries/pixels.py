@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,17 +33,19 @@ class BatchPixels:
         self._places = self._pixel_values.unbind()
         self._shapes = torch.ones(rows, 2, dtype=torch.int64)  # of the patches of each row
 
-    def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
+    def decode(self, image: EncodedImage, *, epoch: int, regions: Any = None) -> Decoded:
         """Decode an image to about the size that this batch needs; raises BadSample."""
-        return self._transform.decode(image, shape=self._shape, patches=self._patches, epoch=epoch)
+        return self._transform.decode(image, shape=self._shape, patches=self._patches, epoch=epoch, regions=regions)
 
-    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
+    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int, regions: Any = None) -> Any:
         """Write a decoded image into row `place` of the batch; raises BadSample."""
+        how = {"number": number, "epoch": epoch, "regions": regions}
         if not self._patches:
-            self._transform.write(decoded, self._places[place], number=number, epoch=epoch)
-            return
-        shape = self._transform.write_patches(decoded, self._places[place], number=number, epoch=epoch)
-        self._shapes[place] = torch.tensor(shape)
+            return self._transform.write(decoded, self._places[place], **how)
+        written = self._transform.write_patches(decoded, self._places[place], **how)
+        size = self._transform.patch_size
+        self._shapes[place] = torch.tensor([side // size for side in written.geometry.size])
+        return written
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
         """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).

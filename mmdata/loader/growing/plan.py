@@ -24,6 +24,7 @@ from mmdata.errors import DataError
 from mmdata.loader.growing.tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
+from mmdata.plan.boxes import check_boxes
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.windows import RowRanges, Window
 from mmdata.processes import map_concurrently
@@ -163,11 +164,20 @@ class StreamRows(IndexRows):
 
     def __init__(self, index: GrowingIndex, captions: CaptionSources, first_rows: Ints) -> None:
         super().__init__(index, captions)
-        self._first_rows = first_rows
+        self._first_rows, self._tars = first_rows, index.tars
 
     def first(self, count: int) -> Ints:
         """The first `count` rows of the first window."""
         return self._first_rows[:count]
+
+    def boxes(self, rows: Ints) -> Ints:
+        """How many boxes each of n rows has, int64 (n,)."""
+        tars, places = np.divmod(rows, self._tars.stride)
+        found = np.zeros(len(rows), np.int64)
+        for tar in np.unique(tars).tolist():
+            mine = tars == tar
+            found[mine] = self._tars.get(tar).boxes[places[mine]]
+        return found
 
 
 class StreamPlan(Plan):
@@ -196,10 +206,11 @@ class StreamPlan(Plan):
         self._data, self._tars, self._reading = data, index.tars, reading
         self._rows_left = Counter[int]()  # of each tar in memory, until the batches with them are made
         self._in_use: deque[Step] = deque()  # the last steps, whose batches may be in the making
+        self._told_boxes = data.targets is None or data.targets.boxes is None  # then there is nothing to tell
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
-        return f"{self._tars.source.in_words}, batches of {self.global_batch_size // world_size:,} rows"
+        return f"{self._tars.source.in_words}, batches of {self._batch_in_words(world_size)}"
 
     @property
     def epochs_differ(self) -> bool:
@@ -228,6 +239,7 @@ class StreamPlan(Plan):
             "select": data.select,
             "val_share": [data.val.share, data.split],
             "members": data.members or None,
+            "boxes": data.targets and data.targets.boxes,
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
@@ -271,6 +283,7 @@ class StreamPlan(Plan):
         def arrivals(rounds: range) -> Ints:
             for round_ in rounds:
                 window = reading.take()
+                self._check_boxes(window)
                 if not self._tars.source.is_lasting:
                     sizes = (window.ranges.ends - window.ranges.begins).tolist()
                     self._rows_left.update(dict(zip(window.ranges.shards.tolist(), sizes, strict=True)))
@@ -284,6 +297,11 @@ class StreamPlan(Plan):
         # A weak reference: in a cycle the threads that read ahead would wait for the garbage collector.
         schedule = weakref.ref(made)
         return [reading.windows], made
+
+    def _check_boxes(self, window: TarWindow) -> None:
+        """Warn of a window with more boxes than batches have room for, once: the first window has decided the room."""
+        if window.tars and not self._told_boxes:
+            self._told_boxes = check_boxes(np.concatenate([tar.boxes for tar in window.tars]), self.policy.buckets) > 0
 
     def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps; drops a tar once batches of all its rows were made: the memory of a pass has no other bound."""

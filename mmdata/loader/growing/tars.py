@@ -28,6 +28,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
+from mmdata.plan.boxes import OF, number_of_boxes
 from mmdata.plan.rows import PASS_SHIFT
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
@@ -39,8 +40,8 @@ from mmdata.storage.folder import ListedShard, RemoteFolder
 from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import Filter, below_share, filters_of
-from mmdata.tars.members import Members
-from mmdata.tars.scan import scan_shard
+from mmdata.tars.members import MAX_BYTES, Members
+from mmdata.tars.scan import IndexRow, scan_shard
 from mmdata.tars.tar import END, header, padding, split_name
 from mmdata.tars.texts import Loss
 from mmdata.text.tokenizer import Tokenizer
@@ -148,6 +149,7 @@ class SampleTars:
 
     def __init__(self, samples: Iterable[Any], data: DataConfig) -> None:
         num_buckets = _count(data.text_buckets) * max(_count(data.image_buckets), _count(data.image_patches))
+        num_buckets *= _count(data.targets.box_buckets if data.targets is not None else None)
         self.first_rows = self.window_rows = max(BUFFER_ROWS, 2 * num_buckets * data.global_batch_size)
         self._samples = samples
         self._files: dict[int, BinaryIO] = {}
@@ -245,6 +247,7 @@ class IndexedTar:
         entry: of these rows, as in a manifest.
         left_out: the unusable samples, as in the quarantine list of an index.
         places: of the selected rows among the usable samples, rising.
+        boxes: how many each of these rows has, int32 (n,); 0 without `data.targets`.
     """
 
     number: int
@@ -253,6 +256,7 @@ class IndexedTar:
     entry: ShardEntry
     left_out: list[dict[str, Any]]
     places: NDArray[np.int64]
+    boxes: NDArray[np.int32]
 
 
 class TarIndexer:
@@ -266,6 +270,7 @@ class TarIndexer:
     Attributes:
         stride: numbers of rows that each tar has for its own.
         open_shards: the tars from which batches are read.
+        boxes: where the boxes of a row are, see `Joined.member`; None: batches have none.
     """
 
     def __init__(self, source: TarSource, data: DataConfig, tokenizer: Tokenizer | None) -> None:
@@ -275,6 +280,8 @@ class TarIndexer:
         self.max_length = data.max_length
         self.open_shards = OpenShards()
         self._data = data
+        boxes = data.targets.boxes if data.targets is not None else None
+        self.boxes = None if boxes is None else Joined([], GrowingIndex(self, [])).member(boxes, of=OF)
         self._count = None if tokenizer is None else counts_of(tokenizer, data.caption_template).count
         self._needs_captions = tokenizer is not None
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
@@ -315,6 +322,7 @@ class TarIndexer:
 
         name, descriptor = self.source.name(number), self.source.open(number, stop)
         size = os.fstat(descriptor).st_size
+        opened = OpenShard(os.dup(descriptor), cached=False)
         scan = scan_shard(descriptor, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
         if scan.damage is not None:
             raise scan.damage
@@ -333,7 +341,18 @@ class TarIndexer:
             self._tell(sample_name(name, sample.row.key), lost)
         columns = encode(rows, self._count)
         entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
-        return IndexedTar(number, name, columns, entry, scan.quarantined, np.arange(len(rows)))
+        boxes = np.array([self._boxes_of(row, opened) for row in rows], np.int32)
+        return IndexedTar(number, name, columns, entry, scan.quarantined, np.arange(len(rows)), boxes)
+
+    def _boxes_of(self, row: IndexRow, tar: OpenShard) -> int:
+        """How many boxes a row of a tar has."""
+        if self.boxes is None:
+            return 0
+        _, selector, kind = self.boxes
+        member = next((one for one in row.members if one.extension == selector.extension), None)
+        if member is None or member.size > MAX_BYTES:
+            return 0
+        return number_of_boxes(tar.read(member.offset, member.size), selector, kind)
 
     def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
         """Log the first loss of each kind."""
@@ -361,7 +380,7 @@ class TarIndexer:
         rows = np.flatnonzero(mask)
         columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
         entry = ShardEntry.of(columns, tar.entry.name, size=tar.entry.bytes, sha256="")
-        return replace(tar, columns=columns, entry=entry, places=rows)
+        return replace(tar, columns=columns, entry=entry, places=rows, boxes=tar.boxes[rows])
 
 
 class GrowingIndex(Index):
