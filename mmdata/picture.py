@@ -27,11 +27,8 @@ MIN_WIDTH = 112
 PAPER, INK, MASKED = (255, 255, 255), (32, 32, 32), (214, 214, 214)
 BOX_COLOURS = ((230, 25, 75), (60, 180, 75), (0, 130, 200), (245, 130, 48), (145, 30, 180), (0, 150, 150))
 """Boxes have them in turn."""
-GREYED = 0.75
-"""Share of grey in what a crop leaves out."""
-
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom, in pixels."""
+SEEN_THROUGH_GREY = 64
+"""Share, of 255, of what a crop leaves out."""
 
 
 def show(
@@ -89,22 +86,17 @@ def show(
     for row, (image, text) in enumerate(zip(pixels, lines, strict=True)):
         left, top = GAP + row % across * (width + GAP), GAP + row // across * (cell + GAP)
         if _is_valid(batch, row):
-            picture.paste(drawn(batch, row, image), (left, top))
+            drawn = Image.fromarray(image.numpy())
+            if "boxes" in batch and "boxes_valid" in batch:
+                draw_boxes(drawn, batch["boxes"][row][batch["boxes_valid"][row]].tolist())
+            picture.paste(drawn, (left, top))
         else:
             draw.rectangle((left, top, left + width - 1, top + height - 1), fill=MASKED)
         draw.multiline_text((left, top + height), "\n".join(text), fill=INK, font=font, spacing=LINE_HEIGHT - FONT_SIZE)
     return picture
 
 
-def drawn(batch: Batch, row: int, pixels: Tensor) -> Image.Image:
-    """The pixels (H, W, 3) of a row as an image, with the row's boxes if the batch has any."""
-    image = Image.fromarray(pixels.numpy())
-    if "boxes" in batch and "boxes_valid" in batch:
-        draw_boxes(image, cast("list[Box]", batch["boxes"][row][batch["boxes_valid"][row]].tolist()))
-    return image
-
-
-def draw_boxes(image: Image.Image, boxes: Sequence[Box], words: Sequence[str] = ()) -> None:
+def draw_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], words: Sequence[str] = ()) -> None:
     """Outline boxes in an image, each with its words, if there are any, in its upper left corner.
 
     Args:
@@ -117,23 +109,16 @@ def draw_boxes(image: Image.Image, boxes: Sequence[Box], words: Sequence[str] = 
         colour = BOX_COLOURS[i % len(BOX_COLOURS)]
         # The last pixel of a box lies before its right and bottom edge, and a thin one has a pixel, too.
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
-        if i < len(words):
+        if words:
             draw.text((left + 3, top + 1), words[i], fill=colour, font=font, stroke_width=2, stroke_fill=PAPER)
 
 
-def crop_outlined(image: Image.Image, crop: Box) -> Image.Image:
-    """An image with a part of it outlined, and the rest greyed out; the part may reach beyond the image.
-
-    Args:
-        image: RGB.
-        crop: left, top, right and bottom of the part, in pixels.
-    """
-    greyed = Image.blend(image, Image.new("RGB", image.size, MASKED), GREYED)
-    left, top, right, bottom = (round(side) for side in crop)
-    part = max(0, left), max(0, top), min(image.width, right), min(image.height, bottom)
-    greyed.paste(image.crop(part), part[:2])
-    ImageDraw.Draw(greyed).rectangle((part[0], part[1], part[2] - 1, part[3] - 1), outline=INK)
-    return greyed
+def greyed(image: Image.Image, crop: Sequence[float]) -> Image.Image:
+    """An image in which all is grey but a crop of it: top, left, height and width, in pixels, also beyond the image."""
+    top, left, height, width = crop
+    mask = Image.new("L", image.size, SEEN_THROUGH_GREY)
+    ImageDraw.Draw(mask).rectangle((left, top, left + max(0, width - 1), top + max(0, height - 1)), fill=255)
+    return Image.composite(image, Image.new("RGB", image.size, MASKED), mask)
 
 
 def pixels_of(batch: Batch, row: int, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
