@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images.decode import oriented
-from mmdata.images.regions import Floats, Geometry, sampled
+from mmdata.images.regions import Floats, Geometry
 
 Mask = NDArray[np.uint8]
 
@@ -58,7 +58,7 @@ class Frame:
         """A mask of the frame at the pixels of the batch."""
         turned = oriented(mask[..., None], self.orientation)[..., 0]
         scale = turned.shape[0] / self.image[0], turned.shape[1] / self.image[1]
-        return sampled(turned, geometry._replace(crop=geometry.crop.scaled(*scale)))
+        return geometry._replace(crop=geometry.crop.scaled(*scale)).sampled(turned)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,14 @@ class Geometry(NamedTuple):
             moved[..., 0] = width - moved[..., 0]
         return moved
 
+    def sampled(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Stand-in."""
+        crop, (height, width), flipped = self
+        rows = (crop.top + (np.arange(height) + 0.5) * crop.height / height).astype(np.int64)
+        columns = (crop.left + (np.arange(width) + 0.5) * crop.width / width).astype(np.int64)
+        rows, columns = rows.clip(0, mask.shape[0] - 1), columns.clip(0, mask.shape[1] - 1)
+        return mask[rows[:, None], columns[::-1] if flipped else columns]
+
 
 @dataclass(frozen=True)
 class Regions:
@@ -100,13 +108,6 @@ def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Region
     return replace(regions, boxes=boxes, keypoints=keypoints, mask=mask)
 
 
-def sampled(mask: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
-    crop, (height, width), flipped = geometry
-    rows = (crop.top + (np.arange(height) + 0.5) * crop.height / height).astype(np.int64).clip(0, mask.shape[0] - 1)
-    columns = (crop.left + (np.arange(width) + 0.5) * crop.width / width).astype(np.int64).clip(0, mask.shape[1] - 1)
-    return mask[rows[:, None], columns[::-1] if flipped else columns]
-
-
 def follow(regions: Regions, geometry: Geometry, *, min_visible: float, swaps: Any = ()) -> Followed:
     crop = geometry.crop
     corner = np.array([crop.left, crop.top])
@@ -123,7 +124,7 @@ def follow(regions: Regions, geometry: Geometry, *, min_visible: float, swaps: A
         keypoints = np.concatenate([p, (keypoints[kept, :, 2] * inside)[..., None]], -1)
     masks = None
     if regions.mask is not None:
-        masks = sampled(regions.mask, geometry)
+        masks = geometry.sampled(regions.mask)
     elif regions.outlines is not None:
         masks = np.zeros((len(kept), *geometry.size), np.uint8)
         for i, k in enumerate(kept):
