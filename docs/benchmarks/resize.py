@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.convert.row.resize import Resize
-from mmdata.images.crop import eval_crop, resize_crop
+from mmdata.images.crop import eval_crop, resize_crop, whole_pixels
 from mmdata.images.decode import decode
 
 SIDE, CROP, ROUNDS = 256, 224, 5
@@ -29,7 +29,8 @@ SIDE, CROP, ROUNDS = 256, 224, 5
 def cropped(image: Tensor) -> Tensor:
     """The part that evaluation keeps, (3, CROP, CROP)."""
     out = torch.empty(3, CROP, CROP, dtype=torch.uint8)
-    resize_crop(image, eval_crop((image.shape[1], image.shape[2]), (CROP, CROP)), out)
+    size = (image.shape[1], image.shape[2])
+    resize_crop(image, whole_pixels(eval_crop(size, (CROP, CROP)), size), out)
     return out
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from mmdata.config.batches import BatchesConfig
 from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.config.images import ImagesConfig
-from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
+from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share, name_of
 from mmdata.config.targets import TargetsConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
@@ -122,6 +122,7 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
         for one, others, remedy in EXCLUDE_EACH_OTHER:
             if given[one] and (found := [other for other in others if given[other]]):
                 raise ValueError(f"{one} does not go with {found[0]}: {remedy}")
+        self._check_targets()
         rows = self.global_batch_size
         unit = sum(weights) // math.gcd(*weights) if weights else 1  # the smallest batch that holds them to the row
         if rows % unit:
@@ -137,6 +138,22 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
                 "image_patches or targets.masks out"
             )
         return self
+
+    def _check_targets(self) -> None:
+        if (targets := self.targets) is None:
+            return
+        if targets.keep_boxes and self.transform != "train":
+            raise ValueError(
+                f"targets.keep_boxes changes the random crops of transform train, and transform is "
+                f"'{name_of(self.transform)}': leave keep_boxes out"
+            )
+        flips = self.augment is not None and self.augment.horizontal_flip_prob > 0
+        if targets.keypoints is not None and targets.keypoint_swaps is None and flips:
+            raise ValueError(
+                "targets.keypoint_swaps is not set, and augment.horizontal_flip_prob mirrors images, where a left eye "
+                "becomes a right one: list the pairs of key points that a flip exchanges, as [[1, 2], [3, 4]], or [] "
+                "for none"
+            )
 
 
 def once_in_order(data: DataConfig) -> DataConfig:

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, in pixels."""
+
 _EDGE = 1e-6
 """Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
 
@@ -32,6 +35,54 @@ class Crop(NamedTuple):
     def scaled(self, y: float, x: float) -> Crop:
         """The same part of the image after it was resized to y times its height and x times its width."""
         return Crop(self.top * y, self.left * x, self.height * y, self.width * x)
+
+
+UNKNOWN = Crop(math.nan, math.nan, math.nan, math.nan)
+"""The part of an image that a user's transform shows."""
+
+
+class JpegScale(NamedTuple):
+    """Where an image lies in the pixels of a JPEG that was decoded at a fraction of its size.
+
+    libjpeg-turbo makes n × n pixels of each block of 8 × 8, and rounds the size up: the last pixels of a row or column
+    may reach beyond the image.
+
+    Attributes:
+        factor: n / 8.
+        top, left: where the image begins, in decoded pixels: above 0 where it was mirrored, so that the last pixel,
+            which reaches beyond the image, came first.
+
+    Example:
+        1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 1000 · 126 / 1001.
+    """
+
+    factor: float
+    top: float
+    left: float
+
+    @classmethod
+    def of(cls, size: tuple[int, int], decoded: tuple[int, int], mirrored: tuple[bool, bool]) -> JpegScale:
+        """The scale of an image.
+
+        Args:
+            size: (height, width) of the image, upright.
+            decoded: (height, width) of what was decoded, upright.
+            mirrored: whether top and bottom, and left and right, were turned round after decoding.
+        """
+        # libjpeg-turbo takes the least n that gives a size; of a few pixels two may give the same.
+        factor = next(n for n in range(1, 9) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
+        beyond = [has - side * factor for has, side in zip(decoded, size, strict=True)]
+        return cls(factor, *(width if turned else 0.0 for width, turned in zip(beyond, mirrored, strict=True)))
+
+    def to_decoded(self, crop: Crop) -> Crop:
+        """A part of the image, in decoded pixels."""
+        scaled = crop.scaled(self.factor, self.factor)
+        return scaled._replace(top=scaled.top + self.top, left=scaled.left + self.left)
+
+    def to_original(self, crop: Crop) -> Crop:
+        """A part of what was decoded, in pixels of the image."""
+        top, left, height, width = (edge / self.factor for edge in crop)
+        return Crop(top - self.top / self.factor, left - self.left / self.factor, height, width)
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
@@ -57,7 +108,12 @@ def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
 
 
 def train_crop(
-    size: tuple[int, int], shape: tuple[int, int], uniforms: list[float], *, scale: tuple[float, float]
+    size: tuple[int, int],
+    shape: tuple[int, int],
+    uniforms: list[float],
+    *,
+    scale: tuple[float, float],
+    hold: Box | None = None,
 ) -> Crop:
     """A random box, of random area and of about the target's aspect ratio.
 
@@ -70,6 +126,8 @@ def train_crop(
         shape: (height, width) of the target.
         uniforms: four numbers in [0, 1): for area, ratio, top and left.
         scale: share of the image's area that the box covers (min, max).
+        hold: a part of the image that the box holds: its sides grow where they are shorter, whatever `scale` says, and
+            its position is uniform over those that hold it.
 
     Example:
         480 × 720 pixels to 224 × 224, scale (0.9, 1): the ratios 3/4 to 4/3 are allowed, so the largest box has
@@ -94,34 +152,54 @@ def train_crop(
     area = share * height * width
     box_height = min(height, max(1, round(math.sqrt(area / ratio))))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
-    top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+    first_x, first_y, end_x, end_y = hold or (width, height, 0, 0)  # without one every place holds it
+    rows, columns = (math.floor(first_y), math.ceil(end_y)), (math.floor(first_x), math.ceil(end_x))
+    box_height, box_width = max(box_height, rows[1] - rows[0]), max(box_width, columns[1] - columns[0])
+    top, left = _place(u_top, box_height, height, rows), _place(u_left, box_width, width, columns)
     return Crop(top, left, box_height, box_width)
 
 
+def _place(u: float, length: int, side: int, held: tuple[int, int]) -> int:
+    """The first pixel of a stretch of `length`, uniform among those with which it holds held[0] to held[1]."""
+    low, high = max(0, held[1] - length), min(held[0], side - length)
+    return low + int(u * (high - low + 1))
+
+
 def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
-    """Resize a box of an image, in whole pixels, into `out`: bicubic with antialias, in uint8.
+    """Resize a box of an image into `out`: bicubic with antialias, in uint8.
 
     Args:
         image: uint8 (3, H, W).
-        box: inside the image.
+        box: inside the image, as `whole_pixels` gives it.
         out: uint8 (3, h, w), overwritten.
     """
-    top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
-    left, right = _whole_pixels(box.left, box.width, image.shape[2])
-    region = image[None, :, top:bottom, left:right]
+    top, left, height, width = box
+    region = image[None, :, top : top + height, left : left + width]
     if region.shape[2:] == out.shape[1:]:
         out.copy_(region[0])
     else:
         out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
 
 
-def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
-    """The first pixel of a stretch and the one after its last, of which there is one at least.
+def whole_pixels(box: Crop, size: tuple[int, int], *, outwards: bool = False) -> Crop:
+    """A box of an image of `size` in whole pixels, of which there is one at least.
 
-    Halves are rounded outwards, so a centred box stays centred.
+    Edges are rounded to the nearest pixel, and halves outwards, so a centred box stays centred; with `outwards` all are
+    rounded outwards, so the result holds the box.
     """
-    first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
-    return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))
+    top, height = _whole(box.top, box.top + box.height, size[0], outwards)
+    left, width = _whole(box.left, box.left + box.width, size[1], outwards)
+    return Crop(top, left, height, width)
+
+
+def _whole(begin: float, end: float, side: int, outwards: bool) -> tuple[int, int]:
+    """The first pixel of a stretch and the number of its pixels."""
+    if outwards:
+        first, last = math.floor(begin), math.ceil(end)
+    else:
+        first, last = math.ceil(begin - 0.5 - _EDGE), math.floor(end + 0.5 + _EDGE)
+    first = min(max(0, first), side - 1)
+    return first, max(1, min(side, last) - first)
 
 
 def native_size(height: int, width: int, *, patch_size: int, patches: int) -> tuple[int, int]:
@@ -144,14 +222,14 @@ def native_size(height: int, width: int, *, patch_size: int, patches: int) -> tu
     low, high = _LEAST_SCALE, _GREATEST_SCALE
     while high - low >= _STEP:
         scale = (low + high) / 2
-        if _whole(height, scale, patch_size) * _whole(width, scale, patch_size) <= patches:
+        if _patches(height, scale, patch_size) * _patches(width, scale, patch_size) <= patches:
             low = scale
         else:
             high = scale
-    return _whole(height, low, patch_size) * patch_size, _whole(width, low, patch_size) * patch_size
+    return _patches(height, low, patch_size) * patch_size, _patches(width, low, patch_size) * patch_size
 
 
-def _whole(side: int, scale: float, patch_size: int) -> int:
+def _patches(side: int, scale: float, patch_size: int) -> int:
     """Patches along a side of an image that is resized by `scale`."""
     return max(1, math.ceil(side * scale / patch_size))
 

@@ -88,8 +88,13 @@ def oriented(pixels: Pixels, orientation: int) -> Pixels:
     """Pixels (H, W, 3) turned upright as an EXIF orientation (1 to 8) says; 5 to 8 exchange height and width."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
-    down, across = (-1 if orientation in flipped else 1 for flipped in ((3, 4, 7, 8), (2, 3, 6, 7)))
+    down, across = (-1 if is_mirrored else 1 for is_mirrored in mirrored(orientation))
     return pixels if (down, across) == (1, 1) else pixels[::down, ::across].copy()
+
+
+def mirrored(orientation: int) -> tuple[bool, bool]:
+    """Whether an EXIF orientation turns top and bottom, and left and right, round: after the exchange of 5 to 8."""
+    return orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
 
 
 def check_decodes(data: bytes | memoryview, info: ImageInfo) -> None:

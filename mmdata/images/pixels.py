@@ -12,11 +12,29 @@ from torch import Tensor
 from mmdata.config import DataConfig
 from mmdata.config.images import AugmentConfig
 from mmdata.config.settings import name_of
+from mmdata.config.targets import TargetsConfig
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
-from mmdata.images.crop import Crop, eval_crop, native_size, resize_crop, train_crop, write_patches
-from mmdata.images.decode import decode, jpeg_size
+from mmdata.images.crop import (
+    UNKNOWN,
+    Crop,
+    JpegScale,
+    eval_crop,
+    native_size,
+    resize_crop,
+    train_crop,
+    whole_pixels,
+    write_patches,
+)
+from mmdata.images.decode import decode, jpeg_size, mirrored
+from mmdata.images.regions import Followed, Geometry, Regions, follow
 from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
+
+OF_REGIONS = {"min_visible", "keep_boxes", "keypoint_swaps"}
+"""Settings of `data.targets` that say how regions follow an image; others say what is read."""
+
+ROUNDING = 1e-6
+"""Tolerance in eighths for sides of boxes, which are products."""
 
 
 class EncodedImage(NamedTuple):
@@ -42,14 +60,28 @@ class Decoded(NamedTuple):
 
     Attributes:
         image: uint8 (3, h, w), at full size or scaled down.
-        box: the part, in pixels of `image`.
+        box: the part, in whole pixels of `image`.
         size: (height, width) to resize the box to, in pixels.
+        crop: the part, in pixels of the upright original. Of a JPEG that was scaled down its edges may lie between
+            pixels, and up to 7 pixels beyond the image.
     """
 
     image: Tensor
     box: Crop
     size: tuple[int, int]
     crop: Crop
+
+
+class Written(NamedTuple):
+    """What was written into a batch.
+
+    Attributes:
+        geometry: how the pixels of the image came there; its crop is `UNKNOWN` of a user's transform.
+        followed: where the regions are that were given; None without them.
+    """
+
+    geometry: Geometry
+    followed: Followed | None
 
 
 class PixelTransform:
@@ -66,6 +98,7 @@ class PixelTransform:
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at full size.
+        targets: how regions of images follow; None: images have none.
 
     Raises:
         ConfigError: the user's transform cannot be imported or takes other arguments.
@@ -80,9 +113,8 @@ class PixelTransform:
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
-        targets: Any = None,
+        targets: TargetsConfig | None = None,
     ) -> None:
-        self._targets = targets
         self.patch_size = patch_size
         self.seed = seed
         self._kind = name_of(kind)
@@ -90,7 +122,9 @@ class PixelTransform:
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
-        self._user = None if kind in ("train", "eval") else UserTransform(kind)
+        self._targets = targets
+        self._holds = targets is not None and targets.keep_boxes and self._random_crop
+        self._user = None if kind in ("train", "eval") else UserTransform(kind, with_regions=targets is not None)
 
     @classmethod
     def from_config(cls, data: DataConfig) -> PixelTransform:
@@ -117,6 +151,7 @@ class PixelTransform:
             "decode": None if self._user else "exact" if self._exact else "fast",
             "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
             "transform_source": self._user and self._user.source,
+            "regions": self._targets and self._targets.model_dump(include=OF_REGIONS, mode="json"),
         }
 
     def decode(
@@ -126,7 +161,7 @@ class PixelTransform:
         shape: tuple[int, int] | None,
         patches: int,
         epoch: int,
-        regions: Any = None,
+        regions: Regions | None = None,
     ) -> Decoded:
         """Decode an image and choose the part of it to write.
 
@@ -135,6 +170,7 @@ class PixelTransform:
             shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
             patches: largest number of patches, if there is no shape.
             epoch: from 0.
+            regions: of the image, for `keep_boxes`.
 
         Raises:
             BadSample: the image does not decode.
@@ -144,31 +180,36 @@ class PixelTransform:
         # needs are decoded. A user's transform gets the image at full size.
         if format != "JPEG" or self._exact or self._user is not None:
             image = decode(data, format=format, orientation=orientation, checked=checked)
-            return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch)
-        height, width = jpeg_size(data, orientation)
-        box, target = self._part((height, width), shape, patches, number, epoch)
-        at_least = _decoded_size((height, width), box, target)
+            return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
+        size = jpeg_size(data, orientation)
+        part, target = self._part(size, shape, patches, number, epoch, regions)
+        at_least = _decoded_size(size, part, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
-        scaled = _size(image)
-        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target, box)
+        if (decoded := _size(image)) == size:
+            box = whole_pixels(part, size, outwards=self._holds)
+            return Decoded(image, box, target, box)
+        scale = JpegScale.of(size, decoded, mirrored(orientation))
+        box = whole_pixels(scale.to_decoded(part), decoded, outwards=self._holds)
+        return Decoded(image, box, target, scale.to_original(box))
 
     def choose_part(
-        self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
+        self,
+        image: Tensor,
+        *,
+        shape: tuple[int, int] | None,
+        patches: int,
+        number: int = 0,
+        epoch: int = 0,
+        regions: Regions | None = None,
     ) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
-        box, target = self._part(_size(image), shape, patches, number, epoch)
+        part, target = self._part(_size(image), shape, patches, number, epoch, regions)
+        box = whole_pixels(part, _size(image), outwards=self._holds)
         return Decoded(image, box, target, box)
 
-    def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Any = None) -> Any:
-        """Stand-in: see `_write`."""
-        from mmdata.images.regions import Geometry, Written, follow
-
-        flipped = self._write(decoded, out, number=number, epoch=epoch)
-        geometry = Geometry(decoded.crop, decoded.size, bool(flipped))
-        followed = None if regions is None else follow(regions, geometry, min_visible=self._targets.min_visible)
-        return Written(geometry, followed)
-
-    def _write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> Any:
+    def write(
+        self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None
+    ) -> Written:
         """Write the chosen part of an image.
 
         Args:
@@ -176,22 +217,32 @@ class PixelTransform:
             out: uint8 (3, H, W), (H, W) = `decoded.size`; overwritten.
             number: `EncodedImage.number`.
             epoch: from 0.
+            regions: of the image; they follow its pixels.
 
         Raises:
-            BadSample: the user's transform raised, or returned another shape or dtype.
+            BadSample: the user's transform raised, or returned another shape or dtype, or other regions than it may.
             ConfigError: the user's transform does not give equal pixels for equal rows.
         """
         if self._user is not None:
             raw = random_raw(1, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-            self._user(decoded.image, out, seed=int(raw[0] >> 1))
-            return
+            followed = self._user(decoded.image, out, seed=int(raw[0] >> 1), regions=regions)
+            return Written(Geometry(UNKNOWN, decoded.size), followed)
         resize_crop(decoded.image, decoded.box, out)
+        is_flipped = False
         if self._augment is not None:
             draws = uniforms(NUM_DRAWS, seed=self.seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
-            apply_changes(changes := draw_changes(self._augment, draws), out)
-            return changes.flip
+            changes = draw_changes(self._augment, draws)
+            apply_changes(changes, out)
+            is_flipped = changes.flip
+        geometry = Geometry(decoded.crop, decoded.size, is_flipped)
+        if regions is None or self._targets is None:
+            return Written(geometry, None)
+        swaps = self._targets.keypoint_swaps or []
+        return Written(geometry, follow(regions, geometry, min_visible=self._targets.min_visible, swaps=swaps))
 
-    def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Any = None) -> Any:
+    def write_patches(
+        self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None
+    ) -> Written:
         """Write the chosen part of an image as patches; see `write`.
 
         Args:
@@ -199,9 +250,10 @@ class PixelTransform:
             out: uint8 (N, patch_size² · 3), overwritten; zeros after the last patch.
             number: `EncodedImage.number`.
             epoch: from 0.
+            regions: of the image.
 
         Returns:
-            (height, width) of the image, in patches.
+            As `write`: pixels are those of the resized image, whose size is a number of patches high and wide.
         """
         resized = torch.empty(3, *decoded.size, dtype=torch.uint8)
         written = self.write(decoded, resized, number=number, epoch=epoch, regions=regions)
@@ -209,12 +261,19 @@ class PixelTransform:
         return written
 
     def _part(
-        self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
+        self,
+        size: tuple[int, int],
+        shape: tuple[int, int] | None,
+        patches: int,
+        number: int,
+        epoch: int,
+        regions: Regions | None,
     ) -> tuple[Crop, tuple[int, int]]:
         """The part of an image of `size` to write, and the size to resize it to."""
         if self._random_crop:
             draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-            box = train_crop(size, shape or size, draws, scale=self._crop_scale)
+            hold = regions.hull if regions is not None and self._holds else None
+            box = train_crop(size, shape or size, draws, scale=self._crop_scale, hold=hold)
         else:
             box = eval_crop(size, shape or size)
         if shape is not None:
@@ -227,7 +286,8 @@ def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> 
     # Scales above 1/2 are not worth it: libjpeg-turbo takes as long for them as for full size.
     if box.height < 2 * target[0] or box.width < 2 * target[1]:
         return None
-    return math.ceil(size[0] * target[0] / box.height), math.ceil(size[1] * target[1] / box.width)
+    eighths = math.ceil(8 * max(target[0] / box.height, target[1] / box.width) - ROUNDING)
+    return -(-size[0] * eighths // 8), -(-size[1] * eighths // 8)
 
 
 def _size(image: Tensor) -> tuple[int, int]:

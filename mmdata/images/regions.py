@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.images.crop import Crop
+from mmdata.images.crop import Box, Crop
+from mmdata.images.decode import mirrored, oriented, oriented_size
 
 Floats = NDArray[np.float64]
+
+ROUNDING = 1e-9
+"""Tolerance of shares of areas: of a box that a crop just holds, no part is lost."""
 
 
 class Geometry(NamedTuple):
     """How the pixels of an image came into a batch.
+
+    Coordinates are continuous: the pixel in the top left corner covers 0 to 1, and its centre is at 0.5.
 
     Attributes:
         crop: the part of the upright image that was taken, in its pixels.
@@ -35,13 +42,32 @@ class Geometry(NamedTuple):
             moved[..., 0] = width - moved[..., 0]
         return moved
 
+    def boxes(self, boxes: Floats) -> Floats:
+        """Boxes (n, 4) of the upright image, left, top, right and bottom, in pixels of the batch."""
+        return _ordered(self.points(boxes.reshape(-1, 2, 2)))
+
     def sampled(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Stand-in."""
-        crop, (height, width), flipped = self
-        rows = (crop.top + (np.arange(height) + 0.5) * crop.height / height).astype(np.int64)
-        columns = (crop.left + (np.arange(width) + 0.5) * crop.width / width).astype(np.int64)
-        rows, columns = rows.clip(0, mask.shape[0] - 1), columns.clip(0, mask.shape[1] - 1)
-        return mask[rows[:, None], columns[::-1] if flipped else columns]
+        """What a mask (h, w) of the upright image has at the centre of each pixel of the batch: uint8 `size`.
+
+        The nearest pixel is that of torchvision's NEAREST_EXACT, which lies where the image's own pixels come from. Its
+        NEAREST takes the pixel under the corner: a mask would lie up to half a pixel beside its image and its boxes.
+        """
+        (top, left, height, width), (rows, columns) = self.crop, self.size
+        down = top + (np.arange(rows) + 0.5) * (height / rows)
+        across = left + (np.arange(columns) + 0.5) * (width / columns)
+        # A crop may reach beyond the image, where its last pixels go on.
+        down, across = (
+            at.astype(np.int64).clip(0, side - 1) for at, side in zip((down, across), mask.shape, strict=True)
+        )
+        return mask[down[:, None], across[::-1] if self.flipped else across]
+
+
+class Outline(Protocol):
+    """The mask of a box's object, known by its outline or its run lengths in the upright image."""
+
+    def draw(self, geometry: Geometry) -> NDArray[np.uint8]:
+        """The mask in pixels of a batch: uint8 `geometry.size`, 1 where the object is."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,13 +78,21 @@ class Regions:
         boxes: float64 (n, 4), left, top, right and bottom, inside the image.
         keypoints: float64 (n, K, 3), x, y and visibility; None: not asked for.
         mask: uint8 (h, w), a class for each pixel of the upright image; None: not asked for.
-        outlines: of each box, what `mmdata.images.outlines` draws; None: not asked for.
+        outlines: of each box; None: not asked for.
     """
 
     boxes: Floats
     keypoints: Floats | None = None
     mask: NDArray[np.uint8] | None = None
-    outlines: list[Any] | None = None
+    outlines: Sequence[Outline] | None = None
+
+    @property
+    def hull(self) -> Box | None:
+        """The smallest box that holds all boxes; None where there is none."""
+        if not len(self.boxes):
+            return None
+        (left, top), (right, bottom) = self.boxes[:, :2].min(axis=0).tolist(), self.boxes[:, 2:].max(axis=0).tolist()
+        return left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -78,55 +112,93 @@ class Followed:
     masks: NDArray[np.uint8] | None = None
 
 
-class Written(NamedTuple):
-    geometry: Geometry
-    followed: Followed | None
+def follow(
+    regions: Regions, geometry: Geometry, *, min_visible: float, swaps: Sequence[tuple[int, int]] = ()
+) -> Followed:
+    """The regions of an image in the pixels of a batch.
 
+    Boxes are cut at the edges of the crop. Key points are not: one outside the crop keeps its coordinates, which are
+    then outside the batch's pixels, and has visibility 0.
 
-def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Regions:
-    from dataclasses import replace
+    Args:
+        regions: of the upright image.
+        geometry: how its pixels came into the batch.
+        min_visible: share of a box's area that must lie within the crop; a box of which nothing does is left out.
+        swaps: pairs of key points that exchange their places where the image was mirrored, as left and right eye.
 
-    h, w = size
-
-    def turn(p: Floats) -> Floats:
-        x, y = p[..., 0], p[..., 1]
-        hh, ww = h, w
-        if orientation >= 5:
-            x, y, hh, ww = y, x, w, h
-        x = ww - x if orientation in (2, 3, 6, 7) else x
-        y = hh - y if orientation in (3, 4, 7, 8) else y
-        return np.stack([x, y], -1)
-
-    corners = turn(regions.boxes.reshape(-1, 2, 2))
-    boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
-    keypoints = regions.keypoints
-    if keypoints is not None:
-        keypoints = np.concatenate([turn(keypoints[..., :2]), keypoints[..., 2:]], -1)
-    from mmdata.images.decode import oriented
-
-    mask = None if regions.mask is None else oriented(regions.mask[..., None], orientation)[..., 0]
-    return replace(regions, boxes=boxes, keypoints=keypoints, mask=mask)
-
-
-def follow(regions: Regions, geometry: Geometry, *, min_visible: float, swaps: Any = ()) -> Followed:
-    crop = geometry.crop
-    corner = np.array([crop.left, crop.top])
-    corners = regions.boxes.reshape(-1, 2, 2).clip(corner, corner + (crop.width, crop.height))
-    area = (corners[:, 1] - corners[:, 0]).prod(1)
-    whole = (regions.boxes[:, 2:] - regions.boxes[:, :2]).prod(1)
-    kept = np.flatnonzero((area > 0) & (area >= min_visible * whole))
-    moved = geometry.points(corners[kept])
-    boxes = np.concatenate([moved.min(1), moved.max(1)], 1)
-    keypoints = regions.keypoints
-    if keypoints is not None:
-        p = geometry.points(keypoints[kept, :, :2])
-        inside = ((p >= 0) & (p <= (geometry.size[1], geometry.size[0]))).all(-1)
-        keypoints = np.concatenate([p, (keypoints[kept, :, 2] * inside)[..., None]], -1)
+    Example:
+        A crop of rows 0 to 100 and columns 100 to 200, resized to 50 × 50 and mirrored: of the box (90, 10, 120, 20)
+        two thirds are within, and it becomes (40, 5, 50, 10).
+    """
+    (top, left, height, width), boxes = geometry.crop, regions.boxes
+    within = boxes.clip([left, top, left, top], [left + width, top + height, left + width, top + height])
+    area = _areas(within)
+    kept = np.flatnonzero((area > 0) & (area >= min_visible * (1 - ROUNDING) * _areas(boxes)))
+    rows, columns = geometry.size
+    followed = geometry.boxes(within[kept]).clip(0, [columns, rows, columns, rows])  # products are rounded
+    keypoints = None
+    if regions.keypoints is not None:
+        keypoints = seen(_moved(regions.keypoints[kept], geometry.points), geometry.size)
+        if geometry.flipped:
+            for one, other in swaps:
+                keypoints[:, [one, other]] = keypoints[:, [other, one]]
     masks = None
     if regions.mask is not None:
         masks = geometry.sampled(regions.mask)
     elif regions.outlines is not None:
-        masks = np.zeros((len(kept), *geometry.size), np.uint8)
-        for i, k in enumerate(kept):
-            masks[i] = regions.outlines[k].draw(geometry)
-    return Followed(kept, boxes, keypoints, masks)
+        masks = drawn([regions.outlines[place] for place in kept.tolist()], geometry)
+    return Followed(kept, followed, keypoints, masks)
+
+
+def seen(keypoints: Floats, size: tuple[int, int]) -> Floats:
+    """Key points (m, K, 3) with visibility 0 where they are outside pixels of a size (height, width)."""
+    inside = (keypoints[..., :2] >= 0) & (keypoints[..., :2] <= size[::-1])
+    return np.concatenate([keypoints[..., :2], keypoints[..., 2:] * inside.all(axis=-1, keepdims=True)], axis=-1)
+
+
+def drawn(outlines: Sequence[Outline], geometry: Geometry) -> NDArray[np.uint8]:
+    """Masks of some outlines, uint8 (n, h, w)."""
+    masks = [outline.draw(geometry) for outline in outlines]
+    return np.stack(masks) if masks else np.zeros((0, *geometry.size), np.uint8)
+
+
+def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Regions:
+    """Regions in the frame of the stored pixels, turned as `decode.oriented` turns these.
+
+    Args:
+        regions: of the image as it is stored. Outlines stay as they are.
+        size: (height, width) as stored.
+        orientation: EXIF orientation, 1 to 8.
+    """
+    if orientation == 1:
+        return regions
+    (height, width), (down, across) = oriented_size(*size, orientation), mirrored(orientation)
+
+    def turned(points: Floats) -> Floats:
+        moved = points[..., ::-1].copy() if orientation >= 5 else points.copy()
+        if across:
+            moved[..., 0] = width - moved[..., 0]
+        if down:
+            moved[..., 1] = height - moved[..., 1]
+        return moved
+
+    return replace(
+        regions,
+        boxes=_ordered(turned(regions.boxes.reshape(-1, 2, 2))),
+        keypoints=None if regions.keypoints is None else _moved(regions.keypoints, turned),
+        mask=None if regions.mask is None else oriented(regions.mask[:, :, None], orientation)[:, :, 0],
+    )
+
+
+def _moved(keypoints: Floats, move: Callable[[Floats], Floats]) -> Floats:
+    """Key points (n, K, 3) whose points have moved; their visibility stays."""
+    return np.concatenate([move(keypoints[..., :2]), keypoints[..., 2:]], axis=-1)
+
+
+def _ordered(corners: Floats) -> Floats:
+    """Boxes (n, 4) of two opposite corners each, (n, 2, 2)."""
+    return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=-1)
+
+
+def _areas(boxes: Floats) -> Floats:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

@@ -16,11 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 from mmdata.config.settings import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
+from mmdata.images.regions import Followed, Regions
+from mmdata.images.user_regions import NO_REGIONS, check_regions, followed_of, sample_of, tv_tensors
 
-Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
+Transform = Callable[[Any, tuple[int, int], torch.Generator], Any]
 """(uint8 (3, h, w) image, (height, width) of the result, the row's generator) -> uint8 (3, height, width).
 
-The size is the bucket's; at native resolution the size that the whole image would get."""
+The size is the bucket's; at native resolution the size that the whole image would get. With `data.targets` the image is
+in a dictionary with its regions, see `sample_of`, and so is the result."""
 
 CHECKED_ROWS = 4
 """The first rows of each process that are transformed twice, to check that the results are equal."""
@@ -40,63 +43,91 @@ class UserTransform:
     Args:
         transform: a function or object (image, size, generator), or a transform of torchvision.transforms.v2, which
             gets the image alone; or the name of one of these, "module:attribute".
+        with_regions: whether it gets, and returns, a dictionary of the image and its regions.
 
     Attributes:
         source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
             no such file, or if the transform is an object made when the program runs.
 
     Raises:
-        ConfigError: the name cannot be imported, or the object takes other arguments.
+        ConfigError: the name cannot be imported, or the object takes other arguments; or torchvision, which regions
+            need, is not installed.
     """
 
-    def __init__(self, transform: str | Callable[..., Any]) -> None:
+    def __init__(self, transform: str | Callable[..., Any], *, with_regions: bool = False) -> None:
         self._name = name_of(transform)
         found = imported(transform, of=f"transform '{self._name}'", expected="train, eval, or 'module:callable'")
         self._transform = _adapted(self._name, found)
         self.source = source_of(transform)
         self._rows_to_check = CHECKED_ROWS
+        self._with_regions = with_regions
+        if with_regions:
+            tv_tensors()
 
-    def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:
+    def __call__(self, image: Tensor, out: Tensor, *, seed: int, regions: Regions | None = None) -> Followed | None:
         """Transform an image.
 
         Args:
             image: uint8 (3, h, w).
             out: uint8 (3, H, W), overwritten.
             seed: of the row.
+            regions: of the image; used where the transform gets them.
+
+        Returns:
+            The regions that are left; None where the transform gets none.
 
         Raises:
-            BadSample: the transform raised, or returned another shape or dtype.
-            ConfigError: a second call for the same row gave other pixels.
+            BadSample: the transform raised, or returned another shape or dtype, or regions that are not those of a part
+                of the image.
+            ConfigError: a second call for the same row gave other pixels or regions.
         """
+        regions = (regions or NO_REGIONS) if self._with_regions else None
         # A transform that keeps state or draws from other generators breaks resume and world-size independence
         # silently, so the first rows are made twice. The clone protects the image from transforms that change it.
         checked = self._rows_to_check > 0
-        result = self._result(image.clone() if checked else image, out, seed)
+        result = self._result(image.clone() if checked else image, out, seed, regions)
         if checked:
             self._rows_to_check -= 1
-            if not torch.equal(result, self._result(image, out, seed)):
+            again = self._result(image, out, seed, regions)
+            if differing := [name for name, value in result.items() if not torch.equal(value, again[name])]:
+                other = "pixels" if differing[0] == "image" else differing[0]
                 raise ConfigError(
-                    f"transform '{self._name}': called again with the same row and generator, it gave other pixels: it "
-                    "keeps a state, or draws from random, numpy or a generator of its own; draw with torch's functions "
-                    "(torch.rand), or from a generator that is seeded from the third argument"
+                    f"transform '{self._name}': called again with the same row and generator, it gave other {other}: "
+                    "it keeps a state, or draws from random, numpy or a generator of its own; draw with torch's "
+                    "functions (torch.rand), or from a generator that is seeded from the third argument"
                 )
-        out.copy_(result)
+        out.copy_(result["image"])
+        return None if regions is None else followed_of(result, regions)
 
-    def _result(self, image: Tensor, out: Tensor, seed: int) -> Tensor:
+    def _result(self, image: Tensor, out: Tensor, seed: int, regions: Regions | None) -> dict[str, Tensor]:
+        """What the transform makes of an image: "image", and its regions where it gets them."""
         generator = torch.Generator().manual_seed(seed)
+        height, width = int(out.shape[1]), int(out.shape[2])
+        sample = None if regions is None else sample_of(image, regions)
         try:
             with _DrawFrom(generator):
-                result: Any = self._transform(image, (int(out.shape[1]), int(out.shape[2])), generator)
+                result: Any = self._transform(image if sample is None else sample, (height, width), generator)
         except Exception as error:
             raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
-        wanted = f"{out.dtype} {tuple(out.shape)}"
-        if not isinstance(result, Tensor):
-            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {type(result).__name__}, not a tensor {wanted}")
-        if result.shape != out.shape or result.dtype != out.dtype:
-            floats = f"; {_LEAVE_FLOATS_OUT}" if result.is_floating_point() else ""
-            returned = f"returned {result.dtype} {tuple(result.shape)}, not {wanted}{floats}"
-            raise BadSample(Reason.TRANSFORM_FAILED, returned)
-        return result
+        if regions is None or sample is None:
+            return {"image": _checked(result, out)}
+        if not isinstance(result, dict) or sample.keys() - result.keys():
+            returned = f"a dictionary of {', '.join(result)}" if isinstance(result, dict) else type(result).__name__
+            detail = f"returned {returned}, not a dictionary of {', '.join(sample)}"
+            raise BadSample(Reason.TRANSFORM_FAILED, detail)
+        return {"image": _checked(result["image"], out), **check_regions(result, sample, (height, width))}
+
+
+def _checked(result: Any, out: Tensor) -> Tensor:
+    """The pixels that a transform has returned, which are to be written into `out`."""
+    wanted = f"{out.dtype} {tuple(out.shape)}"
+    if not isinstance(result, Tensor):
+        raise BadSample(Reason.TRANSFORM_FAILED, f"returned {type(result).__name__}, not a tensor {wanted}")
+    if result.shape != out.shape or result.dtype != out.dtype:
+        floats = f"; {_LEAVE_FLOATS_OUT}" if result.is_floating_point() else ""
+        returned = f"returned {result.dtype} {tuple(result.shape)}, not {wanted}{floats}"
+        raise BadSample(Reason.TRANSFORM_FAILED, returned)
+    return result.as_subclass(Tensor)
 
 
 _DRAWING = {

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import Self
 
+from mmdata.batch import MODEL_KEYS
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
@@ -77,7 +78,7 @@ class Preprocess:
         return self.inputs(image)["pixel_values"][0]
 
     def inputs(self, image: ImageLike) -> dict[str, Tensor]:
-        """The entries of a batch that holds one image; see `__call__`."""
+        """What a model takes of a batch that holds one image; see `__call__`."""
         try:
             if isinstance(image, Image.Image) and (file := file_of(image)) is not None:
                 return self._of_file(file)
@@ -97,7 +98,7 @@ class Preprocess:
         pixels = BatchPixels(bucket, 1, BufferPool(), self._transform)
         encoded = EncodedImage(data, info.format, info.orientation, 0, checked=True)
         pixels.write(pixels.decode(encoded, epoch=0), 0, number=0, epoch=0)
-        return pixels.entries(torch.ones(1, dtype=torch.bool))
+        return _inputs(pixels)
 
     def _of_pixels(self, image: Tensor) -> dict[str, Tensor]:
         if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
@@ -110,11 +111,16 @@ class Preprocess:
         shape = None if bucket.patches else (bucket.height, bucket.width)
         part = self._transform.choose_part(image.cpu(), shape=shape, patches=bucket.patches)
         pixels.write(part, 0, number=0, epoch=0)
-        return pixels.entries(torch.ones(1, dtype=torch.bool))
+        return _inputs(pixels)
 
     def _bucket(self, height: int, width: int) -> Bucket:
         one = (np.array([number], np.int64) for number in (1, height, width, 0))
         return self._policy.buckets[int(self._policy.assign(Shapes(*one))[0])]
+
+
+def _inputs(pixels: BatchPixels) -> dict[str, Tensor]:
+    entries = pixels.entries(torch.ones(1, dtype=torch.bool))
+    return {name: value for name, value in entries.items() if name in MODEL_KEYS}
 
 
 def describe(image: object) -> str:

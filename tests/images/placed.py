@@ -34,4 +34,6 @@ def patches(
     """How many patches high and wide, and the patches, in a bucket of `count`."""
     out = torch.empty(count, transform.patch_size**2 * 3, dtype=torch.uint8)
     decoded = transform.decode(image, shape=None, patches=count, epoch=epoch)
-    return transform.write_patches(decoded, out, number=image.number, epoch=epoch), out
+    written = transform.write_patches(decoded, out, number=image.number, epoch=epoch)
+    height, width = (side // transform.patch_size for side in written.geometry.size)
+    return (height, width), out

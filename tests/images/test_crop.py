@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import center_crop, resize
 
-from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
+from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop, whole_pixels
 from mmdata.images.pixels import PixelTransform
 from mmdata.seeding import Purpose, uniforms
 from tests.images.placed import png
@@ -221,7 +221,7 @@ def psnr(a: Tensor, b: Tensor) -> float:
 
 def resized(image: Tensor, box: Crop, shape: tuple[int, int]) -> Tensor:
     out = torch.full((3, *shape), 77, dtype=torch.uint8)
-    resize_crop(image, box, out)
+    resize_crop(image, whole_pixels(box, (image.shape[1], image.shape[2])), out)
     return out
 
 

@@ -85,7 +85,7 @@ def test_tars_of_labels_are_indexed_loaded_and_verified(folder, images):
     with Loader.from_config(settings(folder)) as loader:
         assert len(loader) == 5
         for batch in loader:
-            assert set(batch) == {"pixel_values", "labels", "valid", "rows", "keys", "image_hash"}
+            assert set(batch) == {"pixel_values", "crop", "flipped", "labels", "valid", "rows", "keys", "image_hash"}
             for row, label, made in zip(batch["rows"].tolist(), batch["labels"], batch["pixel_values"], strict=True):
                 seen[row] = int(label)
                 assert torch.equal(made, pixels_of(images[row]))

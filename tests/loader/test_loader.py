@@ -59,6 +59,8 @@ def test_loader_batch_has_the_shapes_and_types_of_the_contract(corpus: Corpus):
             "input_ids": (torch.int64, (8, length)),
             "attention_mask": (torch.int64, (8, length)),
             "labels": (torch.int64, (8,)),
+            "crop": (torch.float32, (8, 4)),
+            "flipped": (torch.bool, (8,)),
             "image_hash": (torch.int64, (8,)),
             "caption_hash": (torch.int64, (8,)),
             "caption_numbers": (torch.int64, (8,)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform
+from mmdata.images.crop import UNKNOWN
+from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform, Written
+from mmdata.images.regions import Geometry, Regions
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 
@@ -31,35 +32,36 @@ class BatchPixels:
         of_row = (bucket.patches, transform.patch_size**2 * 3) if bucket.patches else (3, bucket.height, bucket.width)
         self._pixel_values = buffers.lend((rows, *of_row))
         self._places = self._pixel_values.unbind()
-        self._shapes = torch.ones(rows, 2, dtype=torch.int64)  # of the patches of each row
+        self._geometries = [Geometry(UNKNOWN, (0, 0))] * rows
 
-    def decode(self, image: EncodedImage, *, epoch: int, regions: Any = None) -> Decoded:
+    def decode(self, image: EncodedImage, *, epoch: int, regions: Regions | None = None) -> Decoded:
         """Decode an image to about the size that this batch needs; raises BadSample."""
         return self._transform.decode(image, shape=self._shape, patches=self._patches, epoch=epoch, regions=regions)
 
-    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int, regions: Any = None) -> Any:
+    def write(
+        self, decoded: Decoded, place: int, *, number: int, epoch: int, regions: Regions | None = None
+    ) -> Written:
         """Write a decoded image into row `place` of the batch; raises BadSample."""
-        how = {"number": number, "epoch": epoch, "regions": regions}
-        if not self._patches:
-            return self._transform.write(decoded, self._places[place], **how)
-        written = self._transform.write_patches(decoded, self._places[place], **how)
-        size = self._transform.patch_size
-        self._shapes[place] = torch.tensor([side // size for side in written.geometry.size])
+        write = self._transform.write_patches if self._patches else self._transform.write
+        written = write(decoded, self._places[place], number=number, epoch=epoch, regions=regions)
+        self._geometries[place] = written.geometry
         return written
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
-        """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).
+        """The entries of the batch, with zeros, or one patch of zeros, and an unknown crop where not `valid` (B,).
 
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
         self._pixel_values[~valid] = 0  # the memory holds an earlier batch
+        crop = torch.from_numpy(np.array([geometry.crop for geometry in self._geometries], np.float32))  # (B, 4)
+        crop[~valid] = torch.nan
+        flipped = torch.tensor([geometry.flipped for geometry in self._geometries], dtype=torch.bool) & valid
+        entries = {"pixel_values": self._pixel_values, "crop": crop, "flipped": flipped}
         if not self._patches:
-            return {"pixel_values": self._pixel_values}
-        self._shapes[~valid] = 1
+            return entries
+        # (B, 2), rows and columns of patches
+        shapes = torch.tensor([geometry.size for geometry in self._geometries]) // self._transform.patch_size
+        shapes[~valid] = 1
         places = torch.arange(self._patches)  # (N,)
-        mask = places < self._shapes.prod(dim=1, keepdim=True)  # (B, N)
-        return {
-            "pixel_values": self._pixel_values,
-            "pixel_attention_mask": mask.long(),
-            "spatial_shapes": self._shapes,
-        }
+        mask = places < shapes.prod(dim=1, keepdim=True)  # (B, N)
+        return {**entries, "pixel_attention_mask": mask.long(), "spatial_shapes": shapes}

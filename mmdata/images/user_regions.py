@@ -1,0 +1,133 @@
+"""Regions of an image as a user's transform gets and returns them: in torchvision's tensors.
+
+torchvision is imported here alone, and only for a transform that gets regions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdata.errors import BadSample, ConfigError, Reason
+from mmdata.images.crop import Crop
+from mmdata.images.regions import Followed, Geometry, Regions, drawn, seen
+
+NO_REGIONS = Regions(np.zeros((0, 4)))
+"""Those of an image of which none were read."""
+
+
+def tv_tensors() -> Any:
+    """The module of torchvision's tensors.
+
+    Raises:
+        ConfigError: it is not installed; the message says what to install.
+    """
+    try:
+        from torchvision import tv_tensors
+    except ImportError as error:
+        raise ConfigError(
+            f"a transform of your own gets data.targets as tensors of torchvision, which is missing ({error}): `pip "
+            "install torchvision`"
+        ) from error
+    return tv_tensors
+
+
+def sample_of(image: Tensor, regions: Regions) -> dict[str, Tensor]:
+    """What a transform gets: an image and its regions.
+
+    Args:
+        image: uint8 (3, h, w), upright, at full size.
+        regions: of it.
+
+    Returns:
+        image: tv_tensors.Image.
+        boxes: tv_tensors.BoundingBoxes, float32 (n, 4), XYXY.
+        labels: int64 (n,), the place of each box among those of its row: by them the boxes that are left are known, and
+            `SanitizeBoundingBoxes` removes them with the boxes.
+        keypoints: tv_tensors.KeyPoints, float32 (n, K, 2), where asked for.
+        visibility: float32 (n, K), of the key points, likewise.
+        masks: tv_tensors.Mask, uint8 (h, w), or (n, h, w) of each box's object; where asked for.
+    """
+    tv, (height, width) = tv_tensors(), image.shape[1:]
+    boxes = tv.BoundingBoxes(torch.from_numpy(regions.boxes).float(), format="XYXY", canvas_size=(height, width))
+    sample = {"image": tv.Image(image), "boxes": boxes, "labels": torch.arange(len(boxes))}
+    if regions.keypoints is not None:
+        keypoints = torch.from_numpy(regions.keypoints).float()
+        sample["keypoints"] = tv.KeyPoints(keypoints[..., :2], canvas_size=(height, width))
+        sample["visibility"] = keypoints[..., 2]
+    if regions.mask is not None:
+        sample["masks"] = tv.Mask(torch.tensor(regions.mask))
+    elif regions.outlines is not None:
+        whole = Geometry(Crop(0, 0, height, width), (height, width))
+        sample["masks"] = tv.Mask(torch.from_numpy(drawn(regions.outlines, whole)))
+    return sample
+
+
+def check_regions(result: dict[str, Any], sample: dict[str, Any], size: tuple[int, int]) -> dict[str, Tensor]:
+    """The regions that a transform has returned, those of the boxes that are left.
+
+    Key points, their visibility and masks may be those of all boxes still: transforms that remove boxes leave them.
+
+    Args:
+        result: has the entries of `sample`.
+        sample: what the transform was given.
+        size: (height, width) of the pixels that it returned.
+
+    Raises:
+        BadSample: an entry has another type, dtype, shape, format or canvas than it must, or values that are none.
+    """
+    labels, count = result["labels"], len(sample["labels"])
+    left = len(labels) if isinstance(labels, Tensor) and labels.ndim == 1 else count
+    found: dict[str, Tensor] = {}
+    for name, given in sample.items():
+        if name == "image":
+            continue
+        of_box = size if name == "masks" else tuple(given.shape[1:])
+        shapes = [size] if name == "masks" and given.ndim == 2 else [(left, *of_box)]
+        if name not in ("boxes", "labels"):
+            shapes.append((count, *of_box))
+        returned, expected = _words(result[name]), [_words(given, shape, size) for shape in shapes]
+        if returned not in expected:
+            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {name} {returned}, not {expected[0]}")
+        found[name] = result[name].as_subclass(Tensor)
+    labels, boxes = found["labels"], found["boxes"]
+    if left and (labels[0] < 0 or labels[-1] >= count or (labels.diff() <= 0).any()):
+        places = f"some of the numbers 0 to {count - 1}, rising: the places of the boxes that are left"
+        raise BadSample(Reason.TRANSFORM_FAILED, f"returned labels {labels.tolist()}, not {places}")
+    if not boxes.isfinite().all() or (boxes[:, 2:] < boxes[:, :2]).any():
+        raise BadSample(Reason.TRANSFORM_FAILED, f"returned boxes {boxes.tolist()}, not left, top, right and bottom")
+    is_of_all = {name for name, value in found.items() if value.shape != size and len(value) != left}
+    return {name: value[labels] if name in is_of_all else value for name, value in found.items()}
+
+
+def _words(value: Any, shape: tuple[int, ...] | None = None, size: tuple[int, int] | None = None) -> str:
+    """What an entry is, or would be with another shape and the canvas of another size."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    words = f"{type(value).__name__} {value.dtype} {shape or tuple(value.shape)}"
+    if hasattr(value, "format"):
+        words += f" {value.format.name}"
+    return f"{words} on {size or tuple(value.canvas_size)}" if hasattr(value, "canvas_size") else words
+
+
+def followed_of(result: dict[str, Tensor], regions: Regions) -> Followed:
+    """The regions that are left, in pixels of the batch: boxes are cut at its edges, and those without an area go.
+
+    Args:
+        result: of `check_regions`, with the image.
+        regions: that the transform was given.
+    """
+    height, width = result["image"].shape[1:]
+    boxes = result["boxes"].double().numpy().clip(0, [width, height, width, height])
+    has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    keypoints = masks = None
+    if regions.keypoints is not None:
+        points = torch.cat([result["keypoints"], result["visibility"][..., None]], dim=-1).double().numpy()
+        keypoints = seen(points[has_area], (height, width))
+    if "masks" in result:
+        masks = result["masks"].numpy()
+        masks = masks if regions.mask is not None else masks[has_area]
+    return Followed(result["labels"].numpy()[has_area], boxes[has_area], keypoints, masks)
