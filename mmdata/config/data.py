@@ -130,13 +130,6 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
                 f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: it must "
                 f"be a multiple of {unit}; {rows // unit * unit or unit} is"
             )
-        if self.targets is not None and self.targets.box_texts is not None and self.tokenizer is None:
-            raise ValueError("targets.box_texts are tokenized: set tokenizer")
-        if self.targets is not None and self.targets.masks is not None and self.image_patches is not None:
-            raise ValueError(
-                "targets.masks have the shape of a batch's images, and images in patches keep their own: leave "
-                "image_patches or targets.masks out"
-            )
         return self
 
     def _check_targets(self) -> None:
@@ -146,6 +139,13 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
             raise ValueError(
                 f"targets.keep_boxes changes the random crops of transform train, and transform is "
                 f"'{name_of(self.transform)}': leave keep_boxes out"
+            )
+        if targets.box_texts is not None and self.tokenizer is None:
+            raise ValueError("targets.box_texts are tokenized: set tokenizer")
+        if targets.masks is not None and self.image_patches is not None:
+            raise ValueError(
+                "targets.masks have the shape of a batch's images, and images in patches keep their own: leave "
+                "image_patches or targets.masks out"
             )
         flips = self.augment is not None and self.augment.horizontal_flip_prob > 0
         if targets.keypoints is not None and targets.keypoint_swaps is None and flips:

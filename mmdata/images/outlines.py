@@ -7,7 +7,7 @@ leaves out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.images.decode import oriented
-from mmdata.images.regions import Floats, Geometry
+from mmdata.images.decode import oriented, oriented_size
+from mmdata.images.regions import Floats, Geometry, Regions, upright
 
 Mask = NDArray[np.uint8]
 
@@ -40,19 +40,14 @@ class Frame:
     orientation: int
     image: tuple[int, int]
 
-    def points(self, points: Floats) -> Floats:
-        """Points (…, 2), x before y, in pixels of the upright image."""
-        (height, width), (x, y) = self.size, (points[..., 0], points[..., 1])
-        if self.orientation >= 5:
-            height, width, x, y = width, height, y, x
-        x = width - x if self.orientation in (2, 3, 6, 7) else x
-        y = height - y if self.orientation in (3, 4, 7, 8) else y
-        return np.stack([x * (self.image[1] / width), y * (self.image[0] / height)], axis=-1)
-
-    def boxes(self, boxes: Floats) -> Floats:
-        """Boxes (n, 4) of left, top, right and bottom, likewise."""
-        corners = self.points(boxes.reshape(-1, 2, 2))
-        return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+    def upright(self, regions: Regions) -> Regions:
+        """Boxes and key points in pixels of the upright image; outlines stay as they are."""
+        turned = upright(regions, self.size, self.orientation)
+        (height, width), keypoints = oriented_size(*self.size, self.orientation), turned.keypoints
+        scale = self.image[1] / width, self.image[0] / height
+        if keypoints is not None:
+            keypoints = keypoints * (*scale, 1)
+        return replace(turned, boxes=turned.boxes * (*scale, *scale), keypoints=keypoints)
 
     def sampled(self, mask: Mask, geometry: Geometry) -> Mask:
         """A mask of the frame at the pixels of the batch."""
@@ -122,7 +117,7 @@ def outline_of(value: Any, frame: Frame) -> RunLengths | Polygons:
         height, width = frame.size
         # Pillow draws with 32 bits; nobody sees how an edge runs that ends further away.
         near = np.clip(np.array(polygon, np.float64).reshape(-1, 2), (-width, -height), (2 * width, 2 * height))
-        corners.append(frame.points(near))
+        corners.append(frame.upright(Regions(np.tile(near, 2))).boxes[:, :2])  # each corner is a box without area
     return Polygons(corners)
 
 

@@ -150,7 +150,7 @@ class UnfinishedBatch:
                 written = self._pixels.write(
                     decoded, place, number=image.number, epoch=epoch, regions=objects and objects.regions
                 )
-                if self._targets and objects:
+                if self._targets and objects and written.followed:
                     cut = self._targets.write(place, objects, written.followed, clock.stats.boxes)
                     clock.stats.cut += cut
                 clock.stats.rows += 1

@@ -37,9 +37,7 @@ EVERYTHING = {
 
 def content(boxes: list[Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The JSON of a sample with the three objects, and what a test changes."""
-    listed = objects(
-        BOXES, category=NAMES, keypoints=KEYPOINTS, phrase=PHRASES, segmentation=[SQUARE, None, {**RUNS}]
-    )
+    listed = objects(BOXES, category=NAMES, keypoints=KEYPOINTS, phrase=PHRASES, segmentation=[SQUARE, None, {**RUNS}])
     return {"boxes": listed if boxes is None else boxes, **changes}
 
 
@@ -216,9 +214,9 @@ def test_a_box_without_area_or_of_another_class_is_left_out_and_one_that_reaches
 
 def test_boxes_that_a_crop_leaves_out_are_counted(tmp_path: Path):
     one = sample({"boxes": objects([(0, 10, 4, 20), *BOXES[1:]])}, image=picture(SIZE, [(0, 10, 4, 20), *BOXES[1:]]))
-    (batch,), loader = load({**settings_of(tmp_path, {"000": one}), "global_batch_size": 1, "targets": {
-        "boxes": "json:boxes"
-    }})
+    (batch,), loader = load(
+        {**settings_of(tmp_path, {"000": one}), "global_batch_size": 1, "targets": {"boxes": "json:boxes"}}
+    )
     assert_seen(batch, 0, [1, 2])  # the square in the middle begins at column 8
     assert loader.stats.boxes == {"shown": 2, "cropped": 1}
 
@@ -262,9 +260,13 @@ def test_an_object_without_a_class_or_key_points_is_kept(tmp_path: Path):
 def test_key_points_lie_on_their_objects(tmp_path: Path):
     middles = [[left + width / 2, top + height / 2, 2] for left, top, width, height in BOXES]
     one = sample({"boxes": objects(BOXES, keypoints=middles)}, image=picture(SIZE, BOXES))
-    (batch,), _ = load({**settings_of(tmp_path, {"000": one}), "global_batch_size": 1, "targets": {
-        "boxes": "json:boxes", "keypoints": "json:boxes.keypoints"
-    }})
+    (batch,), _ = load(
+        {
+            **settings_of(tmp_path, {"000": one}),
+            "global_batch_size": 1,
+            "targets": {"boxes": "json:boxes", "keypoints": "json:boxes.keypoints"},
+        }
+    )
     for k in range(3):
         x, y, visibility = batch["keypoints"][0, k, 0].tolist()
         assert visibility == 2
@@ -293,7 +295,11 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "negative width": (changed(bbox=[9, 2, -3, 4]), "boxes", r"box 1 is \[9, 2, -3, 4\] .xywh.: its width or height"),
     "a number for boxes": (3, "boxes", "3; expected a list with one for each box"),
     "shares": ([{"bbox": [0.1, 0.2, 0.5, 0.5]}], "boxes", "all boxes lie from 0 to 1: shares of the image"),
-    "class of another type": (changed(category=3), "box_labels", "class 3; expected a name of data.targets.box_classes"),
+    "class of another type": (
+        changed(category=3),
+        "box_labels",
+        "class 3; expected a name of data.targets.box_classes",
+    ),
     "key points of another number": (changed(keypoints=[1, 2, 2]), "keypoints", "expected x, y and visibility of 2"),
     "key points that are none": (changed(keypoints=[1, 2, 2, 3, 4, None]), "keypoints", "visibility of 2"),
     "a phrase that is none": (changed(phrase=7), "box_texts", "phrase 7: caption is int, not a string"),
@@ -339,7 +345,10 @@ def assert_masked(folder: Path, one: dict[str, Any] | dict[str, bytes], targets:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"height": 480, "width": 640}, r"boxes are of an image of 480 × 640 pixels .height × width., and this one has"),
+        (
+            {"height": 480, "width": 640},
+            r"boxes are of an image of 480 × 640 pixels .height × width., and this one has",
+        ),
         ({"height": 64, "width": 48}, "of 64 × 48 pixels .height × width., and this one has 48 × 64"),
         ({"original_height": 640, "original_width": 480}, "of 640 × 480 pixels"),
         ({"original_height": 480, "original_width": 600}, "of 480 × 600 pixels"),
@@ -376,14 +385,17 @@ def test_boxes_in_another_format_mask_their_row(
     assert re.search(message, entry.detail), entry.detail
 
 
-@pytest.mark.parametrize(("bad", "message"), [
-    ([0, 1], "data.targets.box_labels: member '1.json': 2 for 1 boxes"),
-    ([1.0], "class 1.0; expected a whole number from 0 on"),
-    ([True], "class True; expected a whole number"),
-    (["dog"], "class 'dog'; expected a whole number"),
-    ([-1], "class -1; expected a whole number"),
-    ([2**70], "expected a whole number from 0 on"),
-])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([0, 1], "data.targets.box_labels: member '1.json': 2 for 1 boxes"),
+        ([1.0], "class 1.0; expected a whole number from 0 on"),
+        ([True], "class True; expected a whole number"),
+        (["dog"], "class 'dog'; expected a whole number"),
+        ([-1], "class -1; expected a whole number"),
+        ([2**70], "expected a whole number from 0 on"),
+    ],
+)
 def test_classes_that_are_no_numbers_mask_their_row(tmp_path: Path, bad: list[Any], message: str):
     image = picture(SIZE, [])
     samples = {

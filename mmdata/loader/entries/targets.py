@@ -109,8 +109,8 @@ class Targets:
         for name, field in targets.sources.items():
             enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
             found = field.first_values(samples[field.join], rows, enough=enough)
-            firsts: list[Any] = [] if name == "masks" else [one for value in found for one in _listed(value)]
-            if name == "box_labels" and not targets.classes and any(isinstance(one, str) for one in firsts):
+            firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in _listed(value)]
+            if name == "box_labels" and not targets.classes and firsts and isinstance(firsts[0], str):
                 listed = sorted({one for one in firsts if isinstance(one, str)})[:3]
                 raise ConfigError(f"{field.of}: texts, such as {listed}: list them in data.targets.box_classes")
             if name == "keypoints":
@@ -230,18 +230,21 @@ class TargetEntries:
         if targets.outlines:
             with self._named("masks", row):
                 outlines = [outline_of(one, frame) for one in _of_each(values["masks"], number)]
-        boxes = frame.boxes(given)
-        inside = boxes.clip(0, (*frame.image[::-1], *frame.image[::-1]))
-        has_area = (inside[:, 2] > inside[:, 0]) & (inside[:, 3] > inside[:, 1])
+        keypoints = np.array(points, np.float64).reshape(number, targets.num_keypoints, 3)
+        regions = frame.upright(Regions(given, keypoints if targets.num_keypoints else None, None, outlines))
+        height, width = frame.image
+        inside = regions.boxes.clip(0, [width, height, width, height])
+        has_area = (inside[:, 2:] > inside[:, :2]).all(axis=1)
         kept = np.flatnonzero(has_area & np.array([label is not None for label in labels], bool))
-        clipped = (abs(boxes - inside)[kept] > NOTICEABLE).any(axis=1)
+        clipped = (abs(regions.boxes - inside)[kept] > NOTICEABLE).any(axis=1)
         _count(counts, clipped=int(clipped.sum()), left_out=number - len(kept))
-        keypoints = None
-        if targets.num_keypoints:
-            keypoints = np.array(points, np.float64).reshape(number, targets.num_keypoints, 3)[kept]
-            keypoints[..., :2] = frame.points(keypoints[..., :2])
         listed = kept.tolist()
-        regions = Regions(inside[kept], keypoints, None, outlines and [outlines[k] for k in listed])
+        regions = Regions(
+            inside[kept],
+            None if regions.keypoints is None else regions.keypoints[kept],
+            None,
+            None if outlines is None else [outlines[k] for k in listed],
+        )
         return Objects(regions, [cast(int, labels[k]) for k in listed], [texts[k] for k in listed])
 
     @contextmanager
