@@ -25,6 +25,10 @@ MOST_NORMALIZED = 16
 MIN_WIDTH = 112
 """Of a cell, in pixels: below small images there must be room for words."""
 PAPER, INK, MASKED = (255, 255, 255), (32, 32, 32), (214, 214, 214)
+BOX_COLOURS = ((230, 25, 75), (60, 180, 75), (0, 130, 200), (245, 130, 48), (145, 30, 180), (0, 150, 150))
+"""Boxes have them in turn."""
+SEEN_THROUGH_GREY = 64
+"""Share, of 255, of what a crop leaves out."""
 
 
 def show(
@@ -39,7 +43,7 @@ def show(
     """Draw a batch as the model gets it: each image after crop and augmentation, with its text below.
 
     The text is the row's caption (`captions`), else its key. A row that is masked is grey. An image of native
-    resolution is put together from its patches.
+    resolution is put together from its patches. Boxes of the batch are outlined.
 
     Args:
         batch: of a `Loader`, of `mmdata.stream`, or on a GPU; or what `valid_inputs` makes of one.
@@ -82,11 +86,39 @@ def show(
     for row, (image, text) in enumerate(zip(pixels, lines, strict=True)):
         left, top = GAP + row % across * (width + GAP), GAP + row // across * (cell + GAP)
         if _is_valid(batch, row):
-            picture.paste(Image.fromarray(image.numpy()), (left, top))
+            drawn = Image.fromarray(image.numpy())
+            if "boxes" in batch and "boxes_valid" in batch:
+                draw_boxes(drawn, batch["boxes"][row][batch["boxes_valid"][row]].tolist())
+            picture.paste(drawn, (left, top))
         else:
             draw.rectangle((left, top, left + width - 1, top + height - 1), fill=MASKED)
         draw.multiline_text((left, top + height), "\n".join(text), fill=INK, font=font, spacing=LINE_HEIGHT - FONT_SIZE)
     return picture
+
+
+def draw_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], words: Sequence[str] = ()) -> None:
+    """Outline boxes in an image, each with its words, if there are any, in its upper left corner.
+
+    Args:
+        image: RGB; drawn on.
+        boxes: left, top, right and bottom of each, in pixels.
+        words: of each box.
+    """
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_SIZE)
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        colour = BOX_COLOURS[i % len(BOX_COLOURS)]
+        # The last pixel of a box lies before its right and bottom edge, and a thin one has a pixel, too.
+        draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
+        if words:
+            draw.text((left + 3, top + 1), words[i], fill=colour, font=font, stroke_width=2, stroke_fill=PAPER)
+
+
+def greyed(image: Image.Image, crop: Sequence[float]) -> Image.Image:
+    """An image in which all is grey but a crop of it: top, left, height and width, in pixels, also beyond the image."""
+    top, left, height, width = crop
+    mask = Image.new("L", image.size, SEEN_THROUGH_GREY)
+    ImageDraw.Draw(mask).rectangle((left, top, left + max(0, width - 1), top + max(0, height - 1)), fill=255)
+    return Image.composite(image, Image.new("RGB", image.size, MASKED), mask)
 
 
 def pixels_of(batch: Batch, row: int, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image
 
 import mmdata
 from mmdata.batch import Batch, BatchDict, normalized, valid_inputs
-from mmdata.picture import GAP, MASKED, MIN_WIDTH
+from mmdata.picture import BOX_COLOURS, GAP, MASKED, MIN_WIDTH, draw_boxes, greyed
 
 SIDE = 32
 
@@ -65,6 +65,46 @@ def test_show_puts_patches_together():
         batch_of(pixel_values=torch.from_numpy(padded), spatial_shapes=torch.tensor([[2, 3], [1, 1]])), columns=2
     )
     assert np.array_equal(np.asarray(picture)[GAP : GAP + 16, GAP : GAP + 24], image)
+
+
+def test_show_outlines_the_boxes_of_a_batch():
+    boxes = torch.tensor([[[4.0, 6, 20, 24], [0, 0, 32, 32]], [[0, 0, 32, 32], [0, 0, 0, 0]]])
+    valid = torch.tensor([[True, False], [True, False]])
+    drawn = np.asarray(mmdata.show(batch_of(boxes=boxes, boxes_valid=valid), columns=2))[GAP : GAP + SIDE]
+    expected = np.zeros((SIDE, SIDE, 3), np.uint8)
+    expected[...] = (200, 0, 0)
+    expected[6:24, 4:20] = BOX_COLOURS[0]
+    expected[8:22, 6:18] = (200, 0, 0)
+    assert np.array_equal(drawn[:, GAP : GAP + SIDE], expected)
+    assert (drawn[:, GAP + MIN_WIDTH + GAP :][:, :SIDE] == MASKED).all()  # the row that is masked
+
+
+@pytest.mark.parametrize("box", [(5.0, 5.0, 5.0, 5.0), (5.2, 0.0, 5.4, 32.0), (-40.0, -3.0, 90.0, 4.0)])
+def test_boxes_that_are_thin_or_reach_beyond_the_image_are_drawn(box: tuple[float, float, float, float]):
+    image = Image.new("RGB", (SIDE, SIDE))
+    draw_boxes(image, [box])
+    assert (np.asarray(image) == BOX_COLOURS[0]).all(axis=2).any()
+
+
+def test_words_stand_in_the_corner_of_their_box():
+    image = Image.new("RGB", (100, 60))
+    draw_boxes(image, [(40, 20, 90, 50)], ["dog"])
+    changed = np.argwhere(np.asarray(image).any(axis=2))
+    assert (changed.min(axis=0) >= (20, 40)).all()
+    assert (changed.max(axis=0) < (50, 90)).all()
+    assert (np.asarray(image)[23:40, 43:70] == 255).any()  # light edges of the letters
+
+
+@pytest.mark.parametrize("crop", [(8, 4, 16, 16), (7.6, 4.4, 16.2, 15.2), (16.0, -8.0, 48.0, 24.0), (3, 3, 0.2, 0.2)])
+def test_all_but_a_crop_is_greyed(crop: tuple[float, float, float, float]):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+    before, after = np.asarray(image).astype(int), np.asarray(greyed(image, crop)).astype(int)
+    rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5
+    top, left, height, width = crop
+    # Of pixels at the edge either is right: the edge may lie between two.
+    outwards = np.stack([top - rows, rows - top - height, left - columns, columns - left - width]).max(axis=0)
+    assert np.array_equal(after[outwards < -1], before[outwards < -1])
+    assert np.abs(after[outwards > 1] - MASKED[0]).max() <= 0.26 * MASKED[0]  # a quarter of what it was, rounded
 
 
 def test_show_writes_what_was_tokenized_below_the_image():

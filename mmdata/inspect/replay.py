@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
-from mmdata.images.decode import oriented_size
+from mmdata.images.decode import decode, oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.entries.targets import Objects, TargetEntries
 from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.picture import pixels_of
+from mmdata.picture import GAP, PAPER, draw_boxes, greyed, pixels_of, show
 from mmdata.plan import Plan, Step
 from mmdata.plan.rows import MAX_EPOCH
 from mmdata.plan.weights import WeightedPlan
@@ -29,6 +33,14 @@ MAX_NUMBERS = 16
 """Numbers of an entry that are listed."""
 MAX_SHOWN = 200
 """Characters of an entry that are shown."""
+MAX_DRAWN = (640, 640)
+"""Largest width and height of an original that is drawn, in pixels."""
+LOST_BOXES = {
+    "cropped": "left out by the crop",
+    "over": "left out, for want of room in the batch",
+    "left_out": "left out, without area or of another class",
+}
+"""Boxes of a row that its batch does not have, by their name in `Stats.boxes`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,8 @@ class Replay:
         caption: as a `text_transform` changes it; "" where it cannot be used.
         caption_source: where it lies, where rows draw from several sources; else "".
         fields: what `data.fields` names, by name.
+        objects: what `data.targets` says of the image; None: nothing, or the row is masked for it.
+        words: the phrase or class of each box of these.
         made: the batch of this one row, with its ledger line where it is masked.
     """
 
@@ -55,6 +69,8 @@ class Replay:
     caption: str
     caption_source: str
     fields: Mapping[str, Any]
+    objects: Objects | None
+    words: list[str]
     made: LoadedBatch
 
     @property
@@ -78,6 +94,9 @@ class Replay:
             yield "decode", f"{image}, to {decoded}", wall_s["decode"]
             crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
             yield "transform", f"crop {crop}, to {_by(self.decoded.size)}", wall_s["transform"]
+        if counts := self.made.stats.boxes:
+            lost = [f", {counts[name]} {words}" for name, words in LOST_BOXES.items() if counts[name]]
+            yield "boxes", str(counts["shown"] + sum(counts[name] for name in LOST_BOXES)) + "".join(lost), None
         if self.caption:
             yield "caption", repr(self.caption) + (f", {self.caption_source}" if self.caption_source else ""), None
         if "input_ids" in batch and "attention_mask" in batch:
@@ -93,6 +112,37 @@ class Replay:
     def save(self, path: Path) -> None:
         """Write the row's pixels as an image; patches are put together."""
         Image.fromarray(pixels_of(self.made.batch, 0).numpy()).save(path)
+
+    def draw(self, path: Path) -> None:
+        """Draw the image as `original` does, and beside it the row as it is in its batch."""
+        left, right = self.original(MAX_DRAWN), show(self.made.batch)
+        both = Image.new("RGB", (left.width + GAP + right.width, max(left.height, right.height)), PAPER)
+        both.paste(left)
+        both.paste(right, (left.width + GAP, 0))
+        both.save(path)
+
+    def original(self, size: tuple[int, int]) -> Image.Image:
+        """The upright image with its boxes, at most of this width and height; what the crop leaves out is grey.
+
+        Raises:
+            BadSample: it does not decode, or is not the one indexed.
+        """
+        image = upright_image(self.samples.image(0))
+        height, width = image.height, image.width
+        image.thumbnail(size, Image.Resampling.LANCZOS)
+        y, x = image.height / height, image.width / width
+        if self.objects is not None:
+            draw_boxes(image, (self.objects.regions.boxes * (x, y, x, y)).tolist(), self.words)
+        crop = self.made.batch.get("crop")
+        if crop is None or crop.isnan().any():
+            return image
+        return greyed(image, (crop[0] * torch.tensor([y, x, y, x])).tolist())
+
+
+def upright_image(encoded: EncodedImage) -> Image.Image:
+    """An image as it is displayed, at full size; raises BadSample."""
+    pixels = decode(encoded.data, format=encoded.format, orientation=encoded.orientation)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
 def _value(value: Any) -> str:
@@ -139,14 +189,19 @@ def find_step(plan: Plan, row: int, epoch: int) -> Step:
             f"row {row} is in no batch of epoch {epoch}: its weight is {weights.values[row]:g} ({weights.name}), and "
             f"it comes next in epoch {first}: try --epoch {first}"
         )
-    for one in plan.steps(epoch):
-        places = np.flatnonzero(one.rows == row)[:1]
-        if len(places):
-            return Step(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
+    for found in steps_of(plan, [row], epoch):
+        return found
     raise DataError(
         f"row {row} is in no batch of epoch {epoch}; a mixture leaves some rows for later epochs: "
         f"try --epoch {epoch + 1}"
     )
+
+
+def steps_of(plan: Plan, rows: Sequence[int] | NDArray[np.int64], epoch: int) -> Iterator[Step]:
+    """The places of some rows in an epoch, in its order, each as a step of one row."""
+    for step in plan.steps(epoch):
+        for i in np.flatnonzero(np.isin(step.rows, rows)).tolist():
+            yield step._replace(rows=step.rows[i : i + 1], passes=step.passes[i : i + 1])
 
 
 def replay(builder: BatchBuilder, step: Step) -> Replay:
@@ -163,9 +218,16 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
     image, epoch, bucket = samples.stored_image(0), int(step.passes[0]), step.bucket
     shape = None if bucket.patches else (bucket.height, bucket.width)
     size = builder.index.take(step.rows, ["height", "width"])
-    decoded, caption = None, ""
+    decoded, caption, objects = None, "", None
+    if targets := builder.spec.targets:
+        found = TargetEntries(targets, builder.index, builder.store, step.rows, step=step, stop=None)
+        with suppress(BadSample):
+            objects = found.read(0, Counter())
     with suppress(BadSample):  # the batch's ledger line says it
-        decoded = builder.spec.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
+        regions = objects and objects.regions
+        decoded = builder.spec.transform.decode(
+            samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch, regions=regions
+        )
     with suppress(BadSample):
         caption = builder.spec.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
     made = builder.make(step)
@@ -176,7 +238,12 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
         source = f"of {samples.caption_sources()[0]}, number {int(samples.chosen.position[0])}"
     height, width = (int(size[name][0]) for name in ("height", "width"))
     displayed = oriented_size(height, width, image.orientation)
-    return Replay(step, samples, image, displayed, decoded, caption, source, fields, made)
+    words = list[str]()
+    if targets and objects:
+        names = list(targets.classes)
+        classes = ["" if label < 0 else names[label] if names else str(label) for label in objects.labels]
+        words = [text or class_ for text, class_ in zip(objects.texts, classes, strict=True)]
+    return Replay(step, samples, image, displayed, decoded, caption, source, fields, objects, words, made)
 
 
 def row_of_key(index: Index, key: str) -> int:

@@ -67,7 +67,7 @@ def write_report(
     summary = summarize(plan) if plan else None
     ledgers = [path for run in runs for path in sorted(run.glob("ledger-rank*.jsonl"))]
     sections = [
-        samples(index),
+        samples(index, data, plan),
         *([corpus.labels(index)] if index.has_labels else []),
         corpus.shapes(index, plan),
         corpus.buckets(summary, data, plan, num_rows=len(index))

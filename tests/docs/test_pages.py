@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
 from mmdata.cli import COMMANDS
 from mmdata.config import Config
 from mmdata.config.explain import mistakes
+from mmdata.images.crop import Crop
+from mmdata.images.regions import Geometry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,6 +83,24 @@ def test_losses_in_code_in_their_page_run():
     exec(code, found)
     assert found["loss"].isfinite()
     found["loss"].backward()
+
+
+def test_points_move_through_crop_and_flip_as_in_the_page_on_regions():
+    (code,) = blocks(ROOT / "docs" / "regions.md", "python")
+    found: dict[str, Any] = {}
+    exec(code, found)
+    rng = np.random.default_rng(0)
+    crops, points = rng.uniform(1, 300, (6, 4)).astype(np.float32), rng.uniform(-50, 600, (6, 5, 2))
+    flipped = rng.random(6) < 0.5
+    batch = {
+        "pixel_values": torch.zeros(6, 3, 48, 64, dtype=torch.uint8),
+        "crop": torch.from_numpy(crops),
+        "flipped": torch.from_numpy(flipped),
+    }
+    moved = found["in_batch"](torch.from_numpy(points), batch).numpy()
+    for i, (crop, flip) in enumerate(zip(crops, flipped, strict=True)):
+        expected = Geometry(Crop(*crop.tolist()), (48, 64), bool(flip)).points(points[i])
+        assert np.allclose(moved[i], expected, rtol=1e-9, atol=1e-6)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -24,7 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
     parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0)")
-    parser.add_argument("--save", type=Path, metavar="PNG", help="write the pixels that the model sees")
+    parser.add_argument(
+        "--save", type=Path, metavar="PNG", help="write the pixels that the model sees; NAME-crop.png shows the crop"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -46,8 +48,10 @@ def run(given: argparse.Namespace) -> int:
     if found.is_masked:
         return 1
     if given.save:
+        drawn = given.save.with_stem(f"{given.save.stem}-crop")
         found.save(given.save)
-        print(printable(f"pixels: {given.save}"))
+        found.draw(drawn)
+        print(printable(f"pixels: {given.save}; crop and boxes: {drawn}"))
     return 0
 
 
