@@ -185,9 +185,10 @@ class PixelTransform:
         part, target = self._part(size, shape, patches, number, epoch, regions)
         at_least = _decoded_size(size, part, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
-        if (decoded := _size(image)) == size:
+        if at_least is None:
             box = whole_pixels(part, size, outwards=self._holds)
             return Decoded(image, box, target, box)
+        decoded = _size(image)
         scale = Scale.of_jpeg(size, decoded, mirrored(orientation))
         box = whole_pixels(scale.to_copy(part), decoded, outwards=self._holds)
         return Decoded(image, box, target, scale.to_image(box))
