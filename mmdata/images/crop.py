@@ -71,7 +71,7 @@ class Scale(NamedTuple):
             1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 125.9.
         """
         # libjpeg-turbo takes the least n that gives a size; of a few pixels two may give the same.
-        factor = next(n for n in range(1, 9) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
+        factor = next(n for n in (8, *range(1, 8)) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
         top, left = (has - side * factor for has, side in zip(decoded, size, strict=True))
         return cls(factor, factor, top if mirrored[0] else 0.0, left if mirrored[1] else 0.0)
 
@@ -153,17 +153,20 @@ def train_crop(
     area = share * height * width
     box_height = min(height, max(1, round(math.sqrt(area / ratio))))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
-    first_x, first_y, end_x, end_y = hold or (width, height, 0, 0)  # without one every place holds it
-    rows, columns = (math.floor(first_y), math.ceil(end_y)), (math.floor(first_x), math.ceil(end_x))
-    box_height, box_width = max(box_height, rows[1] - rows[0]), max(box_width, columns[1] - columns[0])
-    top, left = _place(u_top, box_height, height, rows), _place(u_left, box_width, width, columns)
+    if hold is None:
+        top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+        return Crop(top, left, box_height, box_width)
+    top, box_height = _holding(hold[1], hold[3], u_top, box_height, height)
+    left, box_width = _holding(hold[0], hold[2], u_left, box_width, width)
     return Crop(top, left, box_height, box_width)
 
 
-def _place(u: float, length: int, side: int, held: tuple[int, int]) -> int:
-    """The first pixel of a stretch of `length`, uniform among those with which it holds held[0] to held[1]."""
-    low, high = max(0, held[1] - length), min(held[0], side - length)
-    return low + int(u * (high - low + 1))
+def _holding(begin: float, end: float, u: float, length: int, side: int) -> tuple[int, int]:
+    """First pixel and length of a stretch that holds another, its place uniform among those that do."""
+    first, last = math.floor(begin), math.ceil(end)
+    length = max(length, last - first)
+    low, high = max(0, last - length), min(first, side - length)
+    return low + int(u * (high - low + 1)), length
 
 
 def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
@@ -175,11 +178,11 @@ def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
         out: uint8 (3, h, w), overwritten.
     """
     top, left, height, width = box
-    region = image[None, :, top : top + height, left : left + width]
-    if region.shape[2:] == out.shape[1:]:
-        out.copy_(region[0])
+    region, size = image[:, top : top + height, left : left + width], out.shape[1:]
+    if size == (height, width):
+        out.copy_(region)
     else:
-        out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
+        out.copy_(interpolate(region[None], size, mode="bicubic", antialias=True)[0])
 
 
 def whole_pixels(box: Crop, size: tuple[int, int], *, outwards: bool = False) -> Crop:

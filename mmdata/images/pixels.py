@@ -228,12 +228,9 @@ class PixelTransform:
         part, target = self._part(size, shape, patches, number, epoch, regions)
         at_least = _decoded_size(size, part, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
-        if (decoded := _size(image)) == size:
-            box = whole_pixels(part, size, outwards=self._holds)
-            return Decoded(image, box, target, Crop(0, 0, *size))
-        scale = Scale.of_jpeg(size, decoded, mirrored(orientation))
-        box = whole_pixels(scale.to_copy(part), decoded, outwards=self._holds)
-        return Decoded(image, box, target, scale.to_image(Crop(0, 0, *decoded)))
+        if at_least is None:
+            return self._placed(image, part, target)
+        return self._placed(image, part, target, Scale.of_jpeg(size, _size(image), mirrored(orientation)))
 
     def choose_part(
         self,
@@ -250,9 +247,13 @@ class PixelTransform:
             size = _size(image)
             small = SmallImage(_resized(image, _small_size(size, self.shorter_side)), Crop(0, 0, *size))
             return self._of_small(small, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
-        part, target = self._part(_size(image), shape, patches, number, epoch, regions)
-        box = whole_pixels(part, _size(image), outwards=self._holds)
-        return Decoded(image, box, target, Crop(0, 0, *_size(image)))
+        return self._placed(image, *self._part(_size(image), shape, patches, number, epoch, regions))
+
+    def _placed(self, image: Tensor, part: Crop, target: tuple[int, int], scale: Scale | None = None) -> Decoded:
+        """The part of an image, in whole pixels of what was decoded of it, at a scale."""
+        box = whole_pixels(part if scale is None else scale.to_copy(part), _size(image), outwards=self._holds)
+        shown = Crop(0, 0, *_size(image))
+        return Decoded(image, box, target, shown if scale is None else scale.to_image(shown))
 
     def _of_small(
         self,

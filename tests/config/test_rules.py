@@ -237,12 +237,14 @@ KEYPOINTS = {"boxes": "json:boxes", "keypoints": "json:keypoints"}
     [
         (
             {"transform": "eval", "targets": {"boxes": "json:boxes", "keep_boxes": True}},
-            "targets.keep_boxes changes the random crops of transform train, and transform is 'eval': leave keep_boxes out",
+            "targets.keep_boxes changes the random crops of transform train, and transform is 'eval': leave keep_boxes "
+            "out",
         ),
         (
             {"augment": AUGMENT, "targets": KEYPOINTS},
-            "targets.keypoint_swaps is not set, and augment.horizontal_flip_prob mirrors images, where a left eye becomes "
-            "a right one: list the pairs of key points that a flip exchanges, as [[1, 2], [3, 4]], or [] for none",
+            "targets.keypoint_swaps is not set, and augment.horizontal_flip_prob mirrors images, where a left eye "
+            "becomes a right one: list the pairs of key points that a flip exchanges, as [[1, 2], [3, 4]], or [] for "
+            "none",
         ),
     ],
 )
