@@ -324,3 +324,12 @@ def test_an_index_in_two_folders_has_a_file_of_its_own(folder: Path, tmp_path: P
     assert counted(settings(folder)) == EXPECTED
     assert len(files_of(folder)) == 2
     assert len(Index.open([folder, tmp_path / "second"])) == ROWS + 1
+
+
+def test_a_state_of_other_shards_still_says_so(folder: Path, tmp_path: Path, photo: Callable[..., bytes]):
+    with Loader.from_config(settings(folder)) as loader:
+        state = loader.state_dict()
+    write_tar(tmp_path / "second" / "a.tar", {f"{row}": sample(row, photo) for row in range(13, 19)})
+    build_index(tmp_path / "second")
+    with Loader.from_config(settings(tmp_path / "second")) as loader:
+        assert "other shards than before: their index was" in loader.other_shards(state)
