@@ -207,8 +207,10 @@ def evaluation_data(data: DataConfig) -> DataConfig:
     join = data.join if is_same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
-    # No evaluation reads the values of tables.
-    return once_in_order(data.model_copy(update={**which, "fields": {}}))
+    # No evaluation reads the values of tables. Boxes of joined tars are those of the rows to train on.
+    joins_none = data.val.shards is not None and not join
+    targets = None if joins_none and data.targets is not None and data.targets.is_joined else data.targets
+    return once_in_order(data.model_copy(update={**which, "fields": {}, "targets": targets}))
 
 
 def _real(place: str) -> str:

@@ -47,6 +47,11 @@ class TargetsConfig(Settings):
     max_boxes: Positive = 100
     """Largest number of boxes of a row that `box_buckets` may choose."""
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether a source lies in joined tars."""
+        return any(str(getattr(self, name)).startswith("join:") for name in (*OF_BOXES, "boxes", "masks"))
+
     @model_validator(mode="after")
     def _check(self) -> TargetsConfig:
         if self.boxes is None and (given := [name for name in OF_BOXES if getattr(self, name) is not None]):
