@@ -45,7 +45,7 @@ class RowsConfig(Settings):
     has the hash of its caption, as all have with null."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
-    tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as
+    tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `png`, `txt`, and extensions that end in these, as
     `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
     JSON a list of B. A row whose own sample lacks a value, or has a damaged one, is masked, and listed among the
     skipped rows; for joined tars `missing` decides."""
