@@ -56,8 +56,9 @@ def settings_of(folder: Path, samples: dict[str, dict[str, bytes]], **settings: 
     """Index the samples in a tar; a section `data` for them that loads whole images in the order of the rows."""
     write_tar(folder / "a.tar", samples)
     build_index(folder, max_bad_share=0.5)
+    number = len(samples)
     loading = {"num_workers": 0, "num_processes": 0, "max_bad_share": 0.9}
-    data = {"global_batch_size": 4, "image_size": 32, "transform": "eval", "shuffle": False, "loading": loading}
+    data = {"global_batch_size": number, "image_size": 32, "transform": "eval", "shuffle": False, "loading": loading}
     return {"shards": str(folder), "tokenizer": None, **data, **settings}
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from threading import Event
 from typing import Any, cast
 
@@ -109,16 +110,20 @@ class Targets:
         for name, field in targets.sources.items():
             enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
             found = field.first_values(samples[field.join], rows, enough=enough)
-            firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in _listed(value)]
-            if name == "box_labels" and not targets.classes and firsts and isinstance(firsts[0], str):
-                listed = sorted({one for one in firsts if isinstance(one, str)})[:3]
-                raise ConfigError(f"{field.of}: texts, such as {listed}: list them in data.targets.box_classes")
-            if name == "keypoints":
-                given = [one for one in firsts if isinstance(one, list) and one]
-                if not given:
-                    raise ConfigError(f"{field.of}: none of the first {len(rows):,} rows has lists of numbers")
-                targets.num_keypoints = len(_flat(given[0])) // 3
+            if name in ("box_labels", "keypoints"):
+                lists = [_listed(value) for value in found if isinstance(value, (list, np.ndarray))]
+                targets._probe(field, list(chain.from_iterable(lists)))
         return targets
+
+    def _probe(self, field: MemberField, firsts: list[Any]) -> None:
+        """See from the values of the first objects how many key points they have; refuse names without a list."""
+        if field.name == "keypoints":
+            if not (given := [one for one in firsts if isinstance(one, list) and one]):
+                raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
+            self.num_keypoints = len(_flat(given[0])) // 3
+        elif not self.classes and firsts and isinstance(firsts[0], str):
+            names = sorted({one for one in firsts if isinstance(one, str)})[:3]
+            raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
 
     @property
     def outlines(self) -> bool:
@@ -197,22 +202,23 @@ class TargetEntries:
             DataError: the same, where that is an error.
         """
         row, (height, width, orientation) = self._rows[i], self._sizes[i]
+        image = oriented_size(height, width, orientation)
         opened: dict[tuple[str, str], Any] = {}
         found: dict[str, Any] = {}
         for name, field in self._targets.sources.items():
             found[name] = field.read_if_there(self._samples[field.join], row, opened, self._stop)
 
-        frame = Frame(oriented_size(height, width, orientation), orientation, (height, width))
+        frame = Frame((height, width), orientation, image)
         boxes = self._targets.sources.get("boxes")
         needs_size = self._targets.config.box_format != "relative" or len(self._targets.sources) > 1
         if boxes is not None and needs_size:
             with self._named("boxes", row):
-                frame = frame_of(opened.get((boxes.join, boxes.selector.extension)), (height, width), orientation)
+                frame = frame_of(opened.get((boxes.join, boxes.selector.extension)), image, orientation)
         objects = self._objects(row, found, frame, counts)
         if self._targets.outlines or (mask := found.get("masks")) is None:
             return objects
         with self._named("masks", row):
-            return replace(objects, regions=replace(objects.regions, mask=_upright(mask, (height, width), orientation)))
+            return replace(objects, regions=replace(objects.regions, mask=_upright(mask, image, orientation)))
 
     def _objects(self, row: int, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
         """The objects of an image, inside it; `frame` is the image that they were annotated in."""
