@@ -109,12 +109,16 @@ def images_in(tar: Path) -> list[tarfile.TarInfo]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A table with photos, what the conversion of it printed, its shards, and the same with three damaged images."""
+    """A table with photos, what the conversion of it printed, its shards, and the same with three damaged images.
+
+    `targets` are a setting of batches.
+    """
 
     table: Path
     printed: str
     shards: Path
     damaged: Path
+    targets: dict[str, Any] | None = None
 
     def settings(self, *, loading: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
         """A section `data` over the damaged shards: several shapes and text lengths, random crops, 8 steps an epoch."""
@@ -126,6 +130,7 @@ class Corpus:
             "text_buckets": 3,
             "crop_scale": [0.3, 0.9],
             "seed": 5,
+            "targets": self.targets,
             "loading": {"num_workers": 0, "max_bad_share": 0.5, **(loading or {})},
             **changes,
         }
@@ -144,13 +149,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         (images / name).write_bytes(photo(height, width, seed=number, format=FORMATS[number % 3]))
         lengths = [int(length) for length in rng.integers(3, 20, rng.integers(1, 4))]
         captions = [f"picture {number} " + " ".join(rng.choice(WORDS, length)) for length in lengths]
-        rows.append({"image": f"images/{name}", "captions": captions})
+        boxes = [
+            {"bbox": [4 * k, 3 * k, 12 + k, 9], "category": "dog" if k % 2 else "cat", "phrase": f"a cat {number}"}
+            for k in range(number % 5)
+        ]
+        rows.append({"image": f"images/{name}", "captions": captions, "boxes": boxes})
     (images / "cut.jpg").write_bytes((images / "0000.jpg").read_bytes()[:-100])
     (images / "page.jpg").write_bytes(b"<html>not found</html>")
     (images / "empty.jpg").write_bytes(b"")
     again = {"image": "images/0001.png", "captions": ["another caption of it"]}
     table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *FAULTS.values(), again]) + "{broken\n")
-    flags = ["--train-tokenizer", 300, "--shard-rows", 16, "--max-bad-share", 0.2]
+    flags = ["keep=[boxes]", "--train-tokenizer", 300, "--shard-rows", 16, "--max-bad-share", 0.2]
     printed = run_mmdata("convert", table, folder / "shards", *flags, "--workers", 1).stdout
     damaged = shutil.copytree(folder / "shards", folder / "damaged", symlinks=True)
     places = [(tar, member) for tar in sorted(damaged.glob("*.tar")) for member in images_in(tar)]

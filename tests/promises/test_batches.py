@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections import Counter, deque
+from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -27,6 +28,21 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 ranks, 1 process each": (2, {"num_workers": 2, "num_processes": 1}),
     "4 ranks, 3 threads": (4, {"num_workers": 3, "num_processes": 0, "prefetch_batches": 1}),
 }
+
+
+TARGETS = {
+    "boxes": "json:boxes",
+    "box_labels": "json:boxes.category",
+    "box_classes": ["cat", "dog"],
+    "box_texts": "json:boxes.phrase",
+    "box_buckets": 2,
+}
+
+
+@pytest.fixture(scope="module", params=[None, TARGETS], ids=["captions", "boxes"])
+def corpus(corpus: Corpus, request: pytest.FixtureRequest) -> Corpus:
+    """The corpus of all promises, also with the boxes of its images."""
+    return replace(corpus, targets=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +113,14 @@ def test_shapes_and_steps_are_those_that_the_plan_says(corpus: Corpus, epochs: l
     planned: Counter[tuple[int, ...]] = Counter()
     for line in printed.splitlines():
         if re.search(r"\d × \d", line):
-            length, height, width, rows, steps, *_ = map(int, re.findall(r"\d+", line))
-            planned[rows, height, width, length] += steps
-    shapes = ((*batch["pixel_values"].shape, batch["input_ids"].shape[1]) for batch in epochs[0])
-    assert planned == Counter((rows, height, width, length) for rows, _, height, width, length in shapes)
+            length, height, width, *boxes = map(int, re.findall(r"\d+", line))
+            boxes, rows, steps = boxes[:3] if corpus.targets else (0, *boxes[:2])
+            planned[rows, height, width, length, boxes] += steps
+    shapes = (
+        (*batch["pixel_values"].shape, batch["input_ids"].shape[1], batch["boxes"].shape[1] if corpus.targets else 0)
+        for batch in epochs[0]
+    )
+    assert planned == Counter((rows, *shape) for rows, _, *shape in shapes)
     assert len(planned) > 1
 
 
