@@ -41,48 +41,49 @@ UNKNOWN = Crop(math.nan, math.nan, math.nan, math.nan)
 """The part of an image that a user's transform shows."""
 
 
-class JpegScale(NamedTuple):
-    """Where an image lies in the pixels of a JPEG that was decoded at a fraction of its size.
-
-    libjpeg-turbo makes n × n pixels of each block of 8 × 8, and rounds the size up: the last pixels of a row or column
-    may reach beyond the image.
+class Scale(NamedTuple):
+    """Where an image lies in the pixels of a smaller copy of it.
 
     Attributes:
-        factor: n / 8.
-        top, left: where the image begins, in decoded pixels: above 0 where it was mirrored, so that the last pixel,
-            which reaches beyond the image, came first.
-
-    Example:
-        1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 1000 · 126 / 1001.
+        y, x: pixels of the copy for each pixel of the image.
+        top, left: where the image begins, in pixels of the copy.
     """
 
-    factor: float
-    top: float
-    left: float
+    y: float
+    x: float
+    top: float = 0.0
+    left: float = 0.0
 
     @classmethod
-    def of(cls, size: tuple[int, int], decoded: tuple[int, int], mirrored: tuple[bool, bool]) -> JpegScale:
-        """The scale of an image.
+    def of_jpeg(cls, size: tuple[int, int], decoded: tuple[int, int], mirrored: tuple[bool, bool]) -> Scale:
+        """The scale of a JPEG that was decoded at a fraction of its size.
+
+        libjpeg-turbo makes n × n pixels of each block of 8 × 8, and rounds the size up: the last pixels of a row or
+        column may reach beyond the image.
 
         Args:
             size: (height, width) of the image, upright.
             decoded: (height, width) of what was decoded, upright.
-            mirrored: whether top and bottom, and left and right, were turned round after decoding.
+            mirrored: whether top and bottom, and left and right, were turned round after decoding, so that what reaches
+                beyond the image came first.
+
+        Example:
+            1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 125.9.
         """
         # libjpeg-turbo takes the least n that gives a size; of a few pixels two may give the same.
-        factor = next(n for n in range(1, 9) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
-        beyond = [has - side * factor for has, side in zip(decoded, size, strict=True)]
-        return cls(factor, *(width if turned else 0.0 for width, turned in zip(beyond, mirrored, strict=True)))
+        factor = next(n for n in (8, *range(1, 8)) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
+        top, left = (has - side * factor for has, side in zip(decoded, size, strict=True))
+        return cls(factor, factor, top if mirrored[0] else 0.0, left if mirrored[1] else 0.0)
 
-    def to_decoded(self, crop: Crop) -> Crop:
-        """A part of the image, in decoded pixels."""
-        scaled = crop.scaled(self.factor, self.factor)
-        return scaled._replace(top=scaled.top + self.top, left=scaled.left + self.left)
+    def to_copy(self, crop: Crop) -> Crop:
+        """A part of the image, in pixels of the copy."""
+        top, left, height, width = crop.scaled(self.y, self.x)
+        return Crop(top + self.top, left + self.left, height, width)
 
-    def to_original(self, crop: Crop) -> Crop:
-        """A part of what was decoded, in pixels of the image."""
-        top, left, height, width = (edge / self.factor for edge in crop)
-        return Crop(top - self.top / self.factor, left - self.left / self.factor, height, width)
+    def to_image(self, crop: Crop) -> Crop:
+        """A part of the copy, in pixels of the image."""
+        y, x = self.y, self.x
+        return Crop((crop.top - self.top) / y, (crop.left - self.left) / x, crop.height / y, crop.width / x)
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
@@ -152,17 +153,20 @@ def train_crop(
     area = share * height * width
     box_height = min(height, max(1, round(math.sqrt(area / ratio))))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
-    first_x, first_y, end_x, end_y = hold or (width, height, 0, 0)  # without one every place holds it
-    rows, columns = (math.floor(first_y), math.ceil(end_y)), (math.floor(first_x), math.ceil(end_x))
-    box_height, box_width = max(box_height, rows[1] - rows[0]), max(box_width, columns[1] - columns[0])
-    top, left = _place(u_top, box_height, height, rows), _place(u_left, box_width, width, columns)
+    if hold is None:
+        top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+        return Crop(top, left, box_height, box_width)
+    top, box_height = _holding(hold[1], hold[3], u_top, box_height, height)
+    left, box_width = _holding(hold[0], hold[2], u_left, box_width, width)
     return Crop(top, left, box_height, box_width)
 
 
-def _place(u: float, length: int, side: int, held: tuple[int, int]) -> int:
-    """The first pixel of a stretch of `length`, uniform among those with which it holds held[0] to held[1]."""
-    low, high = max(0, held[1] - length), min(held[0], side - length)
-    return low + int(u * (high - low + 1))
+def _holding(begin: float, end: float, u: float, length: int, side: int) -> tuple[int, int]:
+    """First pixel and length of a stretch that holds another, its place uniform among those that do."""
+    first, last = math.floor(begin), math.ceil(end)
+    length = max(length, last - first)
+    low, high = max(0, last - length), min(first, side - length)
+    return low + int(u * (high - low + 1)), length
 
 
 def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
@@ -174,11 +178,11 @@ def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
         out: uint8 (3, h, w), overwritten.
     """
     top, left, height, width = box
-    region = image[None, :, top : top + height, left : left + width]
-    if region.shape[2:] == out.shape[1:]:
-        out.copy_(region[0])
+    region, size = image[:, top : top + height, left : left + width], out.shape[1:]
+    if size == (height, width):
+        out.copy_(region)
     else:
-        out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
+        out.copy_(interpolate(region[None], size, mode="bicubic", antialias=True)[0])
 
 
 def whole_pixels(box: Crop, size: tuple[int, int], *, outwards: bool = False) -> Crop:

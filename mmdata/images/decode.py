@@ -86,6 +86,8 @@ def decode_pixels(
 
 def oriented(pixels: Pixels, orientation: int) -> Pixels:
     """Pixels (H, W, 3) turned upright as an EXIF orientation (1 to 8) says; 5 to 8 exchange height and width."""
+    if orientation == 1:
+        return pixels
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     down, across = (-1 if is_mirrored else 1 for is_mirrored in mirrored(orientation))

@@ -17,7 +17,7 @@ from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.images.crop import (
     UNKNOWN,
     Crop,
-    JpegScale,
+    Scale,
     eval_crop,
     native_size,
     resize_crop,
@@ -185,12 +185,13 @@ class PixelTransform:
         part, target = self._part(size, shape, patches, number, epoch, regions)
         at_least = _decoded_size(size, part, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
-        if (decoded := _size(image)) == size:
+        if at_least is None:
             box = whole_pixels(part, size, outwards=self._holds)
             return Decoded(image, box, target, box)
-        scale = JpegScale.of(size, decoded, mirrored(orientation))
-        box = whole_pixels(scale.to_decoded(part), decoded, outwards=self._holds)
-        return Decoded(image, box, target, scale.to_original(box))
+        decoded = _size(image)
+        scale = Scale.of_jpeg(size, decoded, mirrored(orientation))
+        box = whole_pixels(scale.to_copy(part), decoded, outwards=self._holds)
+        return Decoded(image, box, target, scale.to_image(box))
 
     def choose_part(
         self,

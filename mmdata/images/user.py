@@ -106,7 +106,7 @@ class UserTransform:
         sample = None if regions is None else sample_of(image, regions)
         try:
             with _DrawFrom(generator):
-                result: Any = self._transform(image if sample is None else sample, (height, width), generator)
+                result: Any = self._transform(image if sample is None else {**sample}, (height, width), generator)
         except Exception as error:
             raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
         if regions is None or sample is None:

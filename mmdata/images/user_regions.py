@@ -86,7 +86,7 @@ def check_regions(result: dict[str, Any], sample: dict[str, Any], size: tuple[in
         if name == "image":
             continue
         of_box = size if name == "masks" else tuple(given.shape[1:])
-        shapes = [size] if name == "masks" and given.ndim == 2 else [(left, *of_box)]
+        shapes: list[tuple[int, ...]] = [size] if name == "masks" and given.ndim == 2 else [(left, *of_box)]
         if name not in ("boxes", "labels"):
             shapes.append((count, *of_box))
         returned, expected = _words(result[name]), [_words(given, shape, size) for shape in shapes]
@@ -104,13 +104,16 @@ def check_regions(result: dict[str, Any], sample: dict[str, Any], size: tuple[in
 
 
 def _words(value: Any, shape: tuple[int, ...] | None = None, size: tuple[int, int] | None = None) -> str:
-    """What an entry is, or would be with another shape and the canvas of another size."""
+    """What an entry is, or would be with another shape and on a canvas of another size."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    words = f"{type(value).__name__} {value.dtype} {shape or tuple(value.shape)}"
-    if hasattr(value, "format"):
-        words += f" {value.format.name}"
-    return f"{words} on {size or tuple(value.canvas_size)}" if hasattr(value, "canvas_size") else words
+    words, canvas = (
+        f"{type(value).__name__} {value.dtype} {shape or tuple(value.shape)}",
+        getattr(value, "canvas_size", None),
+    )
+    if (format := getattr(value, "format", None)) is not None:
+        words += f" {format.name}"
+    return f"{words} on {size or tuple(canvas)}" if canvas is not None else words
 
 
 def followed_of(result: dict[str, Tensor], regions: Regions) -> Followed:

@@ -215,3 +215,39 @@ def test_an_evaluation_on_the_same_folder_joins_what_its_select_needs(name: str)
     assert evaluation_data(data_of("laion", val={"shards": name}, **training)).join == []
     other = evaluation_data(data_of("laion2", val={"shards": name, "select": "width > 3"}, **training))
     assert other.join == []
+
+
+KEYPOINTS = {"boxes": "json:boxes", "keypoints": "json:keypoints"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"transform": "eval", "targets": {"boxes": "json:boxes", "keep_boxes": True}},
+            "targets.keep_boxes changes the random crops of transform train, and transform is 'eval': leave keep_boxes "
+            "out",
+        ),
+        (
+            {"augment": AUGMENT, "targets": KEYPOINTS},
+            "targets.keypoint_swaps is not set, and augment.horizontal_flip_prob mirrors images, where a left eye "
+            "becomes a right one: list the pairs of key points that a flip exchanges, as [[1, 2], [3, 4]], or [] for "
+            "none",
+        ),
+    ],
+)
+def test_targets_that_a_transform_cannot_follow_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        data_of(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"augment": AUGMENT, "targets": {**KEYPOINTS, "keypoint_swaps": []}},
+        {"augment": AUGMENT, "targets": {"boxes": "json:boxes", "keep_boxes": True}},
+        {"augment": {"color_jitter": 0.1}, "targets": KEYPOINTS},
+    ],
+)
+def test_targets_that_a_transform_can_follow_are_taken(changes: dict[str, Any]):
+    assert data_of(**changes).targets is not None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdata.config.images import AugmentConfig
+from mmdata.config.targets import TargetsConfig
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.images.crop import eval_crop, resize_crop, whole_pixels
 from mmdata.images.pixels import PixelTransform
@@ -70,6 +71,16 @@ def test_pixels_of_a_png_are_refused_by_its_checksum_unless_it_is_compared_alrea
         pixels(transform, damaged, (32, 32))
     found = pixels(transform, damaged._replace(checked=True), (32, 32))
     assert torch.equal(found, pixels(transform, whole, (32, 32)))
+
+
+def test_pixels_depend_on_how_regions_follow_alone():
+    targets = TargetsConfig(boxes="json:boxes", keep_boxes=True, box_buckets=4)
+    assert PixelTransform("train", targets=targets).identity()["regions"] == {
+        "min_visible": 0.25,
+        "keep_boxes": True,
+        "keypoint_swaps": None,
+    }
+    assert PixelTransform("train").identity()["regions"] is None
 
 
 def test_pixels_draw_nothing_from_the_global_generators(image: Tensor):

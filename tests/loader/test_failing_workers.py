@@ -10,12 +10,14 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from mmdata import Loader
 from mmdata.errors import LoadError
+from mmdata.images.pixels import Written
 from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
@@ -53,10 +55,10 @@ def test_error_in_a_worker_names_the_row(
     loader = corpus.loader(num_workers=num_workers)
     write = loader.builder.spec.transform.write
 
-    def fail_at_33(*arguments: object, number: int, epoch: int) -> None:
+    def fail_at_33(*arguments: Any, number: int, **named: Any) -> Written:
         if number == 33:
             raise error
-        write(*arguments, number=number, epoch=epoch)  # type: ignore[arg-type]
+        return write(*arguments, number=number, **named)
 
     monkeypatch.setattr(loader.builder.spec.transform, "write", fail_at_33)
     found = outcome(loader)

@@ -61,9 +61,10 @@ def test_batch_is_a_dict_that_is_shown_in_a_line(corpus: Corpus):
     batch = list(loader)[-1]
     assert isinstance(batch, dict)
     assert repr(batch) == (
-        "Batch(2 of 8 rows valid; pixel_values: uint8 (8, 3, 32, 32), valid: bool (8,), rows: int64 (8,), "
-        "keys: list of 8, input_ids: int64 (8, 32), attention_mask: int64 (8, 32), labels: int64 (8,), "
-        "image_hash: int64 (8,), caption_hash: int64 (8,), captions: list of 8, caption_numbers: int64 (8,))"
+        "Batch(2 of 8 rows valid; pixel_values: uint8 (8, 3, 32, 32), crop: float32 (8, 4), flipped: bool (8,), "
+        "valid: bool (8,), rows: int64 (8,), keys: list of 8, input_ids: int64 (8, 32), attention_mask: int64 (8, 32), "
+        "labels: int64 (8,), image_hash: int64 (8,), caption_hash: int64 (8,), captions: list of 8, "
+        "caption_numbers: int64 (8,))"
     )
     assert repr(to_device(batch, "cpu")) == repr(batch)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,14 +55,14 @@ class BatchPixels:
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
         self._pixel_values[~valid] = 0  # the memory holds an earlier batch
-        crop = torch.from_numpy(np.array([geometry.crop for geometry in self._geometries], np.float32))  # (B, 4)
+        crops, sizes, flips = zip(*self._geometries, strict=True)
+        crop = torch.from_numpy(np.fromiter(chain.from_iterable(crops), np.float32)).view(-1, 4)
         crop[~valid] = torch.nan
-        flipped = torch.tensor([geometry.flipped for geometry in self._geometries], dtype=torch.bool) & valid
+        flipped = torch.from_numpy(np.array(flips)) & valid
         entries = {"pixel_values": self._pixel_values, "crop": crop, "flipped": flipped}
         if not self._patches:
             return entries
-        # (B, 2), rows and columns of patches
-        shapes = torch.tensor([geometry.size for geometry in self._geometries]) // self._transform.patch_size
+        shapes = torch.tensor(sizes) // self._transform.patch_size  # (B, 2), rows and columns of patches
         shapes[~valid] = 1
         places = torch.arange(self._patches)  # (N,)
         mask = places < shapes.prod(dim=1, keepdim=True)  # (B, N)
