@@ -82,10 +82,10 @@ class SideFiles:
             ConfigError: there is no such file, it is damaged, or it was made of something else; or, when it is made, no
                 folder can be written.
         """
-        made_of = self._bound(made_of)
         if self._writes and name not in self._done:
             self._write(f"{name}.arrow", made_of, make(), what)
             self._done.add(name)
+        made_of = json.loads(json.dumps({**made_of, "index": self._index}))
         why = "it does not exist"
         for path in (folder / f"{name}.arrow" for folder in self._folders):
             try:
@@ -120,21 +120,17 @@ class SideFiles:
             logger.info("%s: not known yet; made now and kept, as `%s` does it beforehand", what, COMMAND)
             columns = make()
             try:
-                self._write(f"{name}.arrow", self._bound(made_of), columns, what)
+                self._write(f"{name}.arrow", made_of, columns, what)
             except ConfigError as error:
                 logger.warning("%s, and what is made now is not kept", error)
             return columns
-
-    def _bound(self, made_of: Mapping[str, Any]) -> Any:
-        """What columns are made of, as the file says it."""
-        return json.loads(json.dumps({**made_of, "index": self._index}))
 
     def _write(self, name: str, made_of: Mapping[str, Any], columns: Any, what: str) -> None:
         failed: OSError | None = None
         for folder in self._folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_columns(folder / name, {"made_of": made_of}, columns.combine_chunks())
+                write_columns(folder / name, {"made_of": {**made_of, "index": self._index}}, columns.combine_chunks())
                 return
             except OSError as error:
                 failed = error

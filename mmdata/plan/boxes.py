@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmdata.plan.buckets import Bucket
 from mmdata.processes import map_concurrently
 from mmdata.tables.joined import Joined
 from mmdata.tars.members import MAX_BYTES, Selector, open_member, pick
+from mmdata.tars.scan import IndexedMember
 
 logger = logging.getLogger("mmdata")
 
@@ -48,12 +49,9 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
 
     def of_row(row: int) -> int:
         try:
-            member = samples.members(row).get(selector.extension)
-            if member is None or member.size > MAX_BYTES:
-                return 0
-            return number_of_boxes(samples.read_member(row, member, stop), selector, kind)
+            return boxes_of(samples.members(row), lambda member: samples.read_member(row, member, stop), selector, kind)
         except BadSample as bad:
-            if bad.reason is not Reason.FILE_CHANGED:
+            if bad.reason is Reason.MISSING_FIELD:  # the joined tars have no sample of the row
                 return 0
             raise DataError(f"{OF}: {samples.place(row)}, member .{selector.extension}: {bad.detail}") from bad
 
@@ -72,8 +70,20 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
     return columns.column("boxes").to_numpy()
 
 
-def number_of_boxes(data: bytes, selector: Selector, kind: str) -> int:
-    """The length of the list that a selector names in a member; 0 if there is none."""
+def boxes_of(
+    members: Mapping[str, IndexedMember], read: Callable[[IndexedMember], bytes], selector: Selector, kind: str
+) -> int:
+    """How many boxes a sample has: the length of the list that a selector names; 0 if there is none.
+
+    Args:
+        members: of the sample, by extension.
+        read: gives the bytes of one.
+        selector, kind: see `Joined.member`.
+    """
+    member = members.get(selector.extension)
+    if member is None or member.size > MAX_BYTES:
+        return 0
+    data = read(member)
     try:
         value = pick(open_member(data, kind), selector)
     except BadSample:

@@ -200,6 +200,7 @@ class Plan:
             "num_lanes": self.num_lanes,
             "mixture": self.mixture.fingerprint,
             **({} if self.leftover == "merge" else {"leftover": self.leftover}),
+            **({} if self.rows.boxes_fingerprint is None else {"boxes": self.rows.boxes_fingerprint}),
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:

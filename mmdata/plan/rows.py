@@ -70,11 +70,13 @@ class Rows:
         starts: first row of each shard, then the number of rows: int64 (num_shards + 1,).
         fingerprint: equal for equal rows with equal captions and lengths.
         selection: the rows that are planned; row numbers stay those of the corpus. None: all.
+        boxes_fingerprint: equal for rows with equally many boxes; None: rows have none.
     """
 
     starts: Ints
     fingerprint: str
     selection: Selection | None = None
+    boxes_fingerprint: str | None = None
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in an epoch."""
@@ -167,8 +169,7 @@ class IndexRows(Rows):
         # Policy, epoch, rows of each shard by bucket, and of which shards these are known.
         self._counted: tuple[BucketPolicy, int, Ints, NDArray[np.bool_]] | None = None
         self.fingerprint = f"{index.fingerprint[:16]}-{self._captions.fingerprint}-{self.starts[-1]}"
-        if boxes is not None:
-            self.fingerprint += f"-{fast_hash(boxes.tobytes()) % 2**64:016x}"
+        self.boxes_fingerprint = None if boxes is None else f"{fast_hash(boxes.tobytes()) % 2**64:016x}"
         self.equals_fingerprint = None if equals is None else hashlib.sha256(equals.tobytes()).hexdigest()[:16]
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:

@@ -127,8 +127,8 @@ class Joined:
             ConfigError: no such source; the nearest one is named.
         """
         rest = source.removeprefix(JOINED)
-        join, _, member = rest.partition(":")
-        if rest != source and member and join in self.shards:
+        join, colon, member = rest.partition(":")
+        if rest != source and colon and join in self.shards:
             selector = Selector.parse(member)
             return join, selector, members.kind_of(selector, of=of)
         if rest == source and join.lower().endswith(members.KINDS):

@@ -108,3 +108,33 @@ def test_a_head_may_be_long(index: Index):
     made_of = {"names": ["x" * 2**21]}
     write(index, made_of, name="long")
     assert read(index, made_of, name="long").columns.equals(COLUMNS)
+
+
+def made(index: Index, made_of: dict[str, Any], make: Any = no_columns, *, name: str = "made") -> Any:
+    return SideFiles(index).made(name, made_of, make, what="boxes")
+
+
+def test_columns_that_are_not_there_are_made_once_and_kept(index: Index):
+    assert made(index, {"from": 1}, lambda: COLUMNS).equals(COLUMNS)
+    assert made(index, {"from": 1}).equals(COLUMNS)
+    assert read(index, {"from": 1}, name="made").columns.equals(COLUMNS)
+
+
+def test_columns_of_something_else_and_damaged_ones_are_made_again(index: Index):
+    made(index, {"from": 2}, lambda: COLUMNS, name="again")
+    assert made(index, {"from": 3}, lambda: COLUMNS.slice(1), name="again").equals(COLUMNS.slice(1))
+    path = read(index, {"from": 3}, name="again").path
+    path.write_bytes(path.read_bytes()[:-1])
+    assert made(index, {"from": 3}, lambda: COLUMNS.slice(2), name="again").equals(COLUMNS.slice(2))
+
+
+def test_a_command_makes_columns_anew(index: Index):
+    made(index, {}, lambda: COLUMNS, name="anew")
+    files = SideFiles(index, writes=True)
+    assert files.made("anew", {}, lambda: COLUMNS.slice(1), what="boxes").equals(COLUMNS.slice(1))
+
+
+def test_an_error_in_making_columns_leaves_no_file_and_no_lock(index: Index):
+    with pytest.raises(AssertionError, match="columns were made"):
+        made(index, {}, name="failed")
+    assert made(index, {}, lambda: COLUMNS, name="failed").equals(COLUMNS)

@@ -16,7 +16,9 @@ import yaml
 
 from mmdata.cli.data.plan import plan_of
 from mmdata.errors import ConfigError
+from mmdata.index import build_index
 from tests.joins import join_first
+from tests.loader.member_tars import json_of, write_tar
 from tests.programs import run_program
 from tests.shard_writer import ShardWriter
 
@@ -181,3 +183,18 @@ def test_plan_program_of_shards_warns_once(corpus, tmp_path: Path):
     done = run_program(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("21 keys, and 20 rows have one of them") == 1
+
+
+def test_plan_program_says_for_how_many_boxes_there_is_room(tmp_path: Path, photo: Any):
+    samples = {
+        f"{row}": {"jpg": photo(24, 24, seed=row), "json": json_of({"boxes": [[1, 2, 3, 4]] * (1 + row % 3)})}
+        for row in range(12)
+    }
+    write_tar(tmp_path / "shards" / "a.tar", {key: {**one, "cls": b"1"} for key, one in samples.items()})
+    build_index(tmp_path / "shards")
+    settings = {"shards": str(tmp_path / "shards"), "global_batch_size": 4, "image_size": 32}
+    said = plan(tmp_path, {**settings, "targets": {"boxes": "json:boxes", "box_buckets": 3}})
+    assert re.search(r"image ┃ +boxes ┃ +batch ┃", said)
+    for boxes in (1, 2, 3):
+        assert re.search(rf"32 × 32 │ +{boxes} │ +4 │ +1 │ +4 │", said)
+    assert "boxes" not in plan(tmp_path, settings)

@@ -165,6 +165,7 @@ class StreamRows(IndexRows):
     def __init__(self, index: GrowingIndex, captions: CaptionSources, first_rows: Ints) -> None:
         super().__init__(index, captions)
         self._first_rows, self._tars = first_rows, index.tars
+        self.boxes_fingerprint = None if index.tars.boxes is None else str(index.tars.boxes[1])
 
     def first(self, count: int) -> Ints:
         """The first `count` rows of the first window."""
@@ -206,7 +207,7 @@ class StreamPlan(Plan):
         self._data, self._tars, self._reading = data, index.tars, reading
         self._rows_left = Counter[int]()  # of each tar in memory, until the batches with them are made
         self._in_use: deque[Step] = deque()  # the last steps, whose batches may be in the making
-        self._told_boxes = data.targets is None or data.targets.boxes is None  # then there is nothing to tell
+        self._told_boxes = index.tars.boxes is None  # then there is nothing to tell
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
@@ -239,7 +240,6 @@ class StreamPlan(Plan):
             "select": data.select,
             "val_share": [data.val.share, data.split],
             "members": data.members or None,
-            "boxes": data.targets and data.targets.boxes,
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:

@@ -28,7 +28,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
-from mmdata.plan.boxes import OF, number_of_boxes
+from mmdata.plan.boxes import OF, boxes_of
 from mmdata.plan.rows import PASS_SHIFT
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
@@ -40,7 +40,7 @@ from mmdata.storage.folder import ListedShard, RemoteFolder
 from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import Filter, below_share, filters_of
-from mmdata.tars.members import MAX_BYTES, Members
+from mmdata.tars.members import Members
 from mmdata.tars.scan import IndexRow, scan_shard
 from mmdata.tars.tar import END, header, padding, split_name
 from mmdata.tars.texts import Loss
@@ -348,11 +348,8 @@ class TarIndexer:
         """How many boxes a row of a tar has."""
         if self.boxes is None:
             return 0
-        _, selector, kind = self.boxes
-        member = next((one for one in row.members if one.extension == selector.extension), None)
-        if member is None or member.size > MAX_BYTES:
-            return 0
-        return number_of_boxes(tar.read(member.offset, member.size), selector, kind)
+        members = {member.extension: member for member in row.members}
+        return boxes_of(members, lambda member: tar.read(member.offset, member.size), *self.boxes[1:])
 
     def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
         """Log the first loss of each kind."""
