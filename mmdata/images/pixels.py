@@ -186,12 +186,8 @@ class PixelTransform:
         at_least = _decoded_size(size, part, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
         if at_least is None:
-            box = whole_pixels(part, size, outwards=self._holds)
-            return Decoded(image, box, target, box)
-        decoded = _size(image)
-        scale = Scale.of_jpeg(size, decoded, mirrored(orientation))
-        box = whole_pixels(scale.to_copy(part), decoded, outwards=self._holds)
-        return Decoded(image, box, target, scale.to_image(box))
+            return self._placed(image, part, target)
+        return self._placed(image, part, target, Scale.of_jpeg(size, _size(image), mirrored(orientation)))
 
     def choose_part(
         self,
@@ -204,9 +200,12 @@ class PixelTransform:
         regions: Regions | None = None,
     ) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
-        part, target = self._part(_size(image), shape, patches, number, epoch, regions)
-        box = whole_pixels(part, _size(image), outwards=self._holds)
-        return Decoded(image, box, target, box)
+        return self._placed(image, *self._part(_size(image), shape, patches, number, epoch, regions))
+
+    def _placed(self, image: Tensor, part: Crop, target: tuple[int, int], scale: Scale | None = None) -> Decoded:
+        """The part of an image, in whole pixels of what was decoded of it, at a scale."""
+        box = whole_pixels(part if scale is None else scale.to_copy(part), _size(image), outwards=self._holds)
+        return Decoded(image, box, target, box if scale is None else scale.to_image(box))
 
     def write(
         self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None

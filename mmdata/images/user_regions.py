@@ -99,21 +99,21 @@ def check_regions(result: dict[str, Any], sample: dict[str, Any], size: tuple[in
         raise BadSample(Reason.TRANSFORM_FAILED, f"returned labels {labels.tolist()}, not {places}")
     if not boxes.isfinite().all() or (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadSample(Reason.TRANSFORM_FAILED, f"returned boxes {boxes.tolist()}, not left, top, right and bottom")
-    is_of_all = {name for name, value in found.items() if value.shape != size and len(value) != left}
-    return {name: value[labels] if name in is_of_all else value for name, value in found.items()}
+    if "keypoints" in found and not found["keypoints"].isfinite().all():
+        raise BadSample(Reason.TRANSFORM_FAILED, "returned keypoints that are infinite or NaN")
+    of_all = {name for name, value in found.items() if len(value) != left and (name, value.ndim) != ("masks", 2)}
+    return {name: value[labels] if name in of_all else value for name, value in found.items()}
 
 
 def _words(value: Any, shape: tuple[int, ...] | None = None, size: tuple[int, int] | None = None) -> str:
     """What an entry is, or would be with another shape and on a canvas of another size."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    words, canvas = (
-        f"{type(value).__name__} {value.dtype} {shape or tuple(value.shape)}",
-        getattr(value, "canvas_size", None),
-    )
-    if (format := getattr(value, "format", None)) is not None:
-        words += f" {format.name}"
-    return f"{words} on {size or tuple(canvas)}" if canvas is not None else words
+    words = f"{type(value).__name__} {value.dtype} {shape or tuple(value.shape)}"
+    for attribute in ("format", "canvas_size"):
+        if (found := getattr(value, attribute, None)) is not None:
+            words += f" {found.name}" if attribute == "format" else f" on {size or tuple(found)}"
+    return words
 
 
 def followed_of(result: dict[str, Tensor], regions: Regions) -> Followed:

@@ -177,6 +177,10 @@ def on(boxes: Any, **changes: Any) -> Any:
         (with_changed(labels=lambda labels: labels.tolist()), "returned labels list, not Tensor torch.int64"),
         (with_changed(keypoints=lambda points: points[:, :1]), r"returned keypoints Tensor torch.float32 \(4, 1, 2\)"),
         (
+            with_changed(keypoints=lambda points: tv_tensors.wrap(points + torch.inf, like=points)),
+            "returned keypoints that are infinite or NaN",
+        ),
+        (
             with_changed(visibility=lambda seen: seen[:1]),
             r"returned visibility Tensor torch.float32 \(1, 2\), not .* \(4, 2\)",
         ),
