@@ -150,6 +150,8 @@ def _rising(name: str, bounds: Sequence[int], *, least: int | None = None) -> ND
 
 def _smallest_bound(bounds: NDArray[np.int64], needed: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each of n rows the position of the smallest bound that holds what it needs; of the largest, if none does."""
+    if len(bounds) == 1:
+        return np.zeros(len(needed), np.int64)
     return np.searchsorted(bounds, np.minimum(needed, bounds[-1]))
 
 

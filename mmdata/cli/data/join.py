@@ -6,7 +6,8 @@
     mmdata join laion.yaml                         # what the config names of the tables and tars of data.join
 
 A run reads no table: its columns are written here, in the order of the rows, beside the index in __mmdata__/joins, or
-in the loader's cache if that folder cannot be written. Of shards all columns are written, of a config those it names.
+in the loader's cache if that folder cannot be written. Of shards all columns are written, of a config those it names,
+and how many boxes each row has for data.targets.
 A table that changed since, and a column that is not there, are refused until this command has run again.
 """
 
