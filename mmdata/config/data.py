@@ -45,7 +45,7 @@ class RowsConfig(Settings):
     has the hash of its caption, as all have with null."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
-    tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as
+    tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `png`, `txt`, and extensions that end in these, as
     `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
     JSON a list of B. A row whose own sample lacks a value, or has a damaged one, is masked, and listed among the
     skipped rows; for joined tars `missing` decides."""
@@ -207,8 +207,10 @@ def evaluation_data(data: DataConfig) -> DataConfig:
     join = data.join if is_same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
-    # No evaluation reads the values of tables.
-    return once_in_order(data.model_copy(update={**which, "fields": {}}))
+    # No evaluation reads the values of tables. Boxes of joined tars are those of the rows to train on.
+    joins_none = data.val.shards is not None and not join
+    targets = None if joins_none and data.targets is not None and data.targets.is_joined else data.targets
+    return once_in_order(data.model_copy(update={**which, "fields": {}, "targets": targets}))
 
 
 def _real(place: str) -> str:

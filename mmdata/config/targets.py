@@ -17,26 +17,27 @@ class TargetsConfig(Settings):
 
     boxes: str | None = None
     """Source of the boxes: a list of four numbers each, or of objects with such a `bbox`, as `mmdata convert` writes
-    them. In pixels of the file, before its EXIF orientation and `--resize`."""
+    them. In pixels of the file, before its EXIF orientation and `--resize`: of original_height × original_width, or
+    height × width, where the JSON beside them says so. A row with boxes of another size is masked."""
     box_format: Literal["xywh", "xyxy", "relative"] = "xywh"
     """What the four numbers are. xywh: left, top, width and height in pixels, as COCO's. xyxy: left, top, right and
     bottom in pixels. relative: left, top, right and bottom from 0 to 1."""
     box_labels: str | None = None
-    """Source of a class for each box: whole numbers, or names of `box_classes`."""
+    """Source of a class for each box: whole numbers, or names of `box_classes`; -1 for a box without one."""
     box_classes: list[str] | None = None
     """Names of the classes 0, 1, …, where `box_labels` are names. A box of another class is left out."""
     box_texts: str | None = None
-    """Source of a phrase for each box, which `tokenizer` tokenizes."""
+    """Source of a phrase for each box, which `tokenizer` tokenizes. A box may have none."""
     box_text_length: Positive = 16
     """Number of tokens of each phrase in a batch; longer ones are cut."""
     keypoints: str | None = None
     """Source of the key points of each box: x, y and visibility of each point, in pixels, in one list or in lists of
-    three. A point outside the crop has visibility 0."""
+    three. A point outside the crop has visibility 0, and so have those of a box without any."""
     keypoint_swaps: list[tuple[Count, Count]] | None = None
     """Pairs of key points, from 0, that a horizontal flip exchanges, such as left and right eye."""
     masks: str | None = None
-    """Source of masks. A member `seg.png`: a class for each pixel of the image. `json:boxes.segmentation`: run lengths
-    or polygons of each box, as COCO's."""
+    """Source of masks. A member `seg.png`: a class for each pixel of the image as stored, or as it is upright; colours
+    of a palette are not used. `json:boxes.segmentation`: run lengths or polygons of each box, as COCO's."""
     min_visible: Share = 0.25
     """Share of a box's area that a crop must keep; a box with less of it, or with none, is left out."""
     keep_boxes: bool = False
@@ -46,6 +47,11 @@ class TargetsConfig(Settings):
     up to so many that leave the least padding, from the boxes of all rows. Of more boxes the largest are kept."""
     max_boxes: Positive = 100
     """Largest number of boxes of a row that `box_buckets` may choose."""
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a source lies in joined tars."""
+        return any(str(getattr(self, name)).startswith("join:") for name in (*OF_BOXES, "boxes", "masks"))
 
     @model_validator(mode="after")
     def _check(self) -> TargetsConfig:

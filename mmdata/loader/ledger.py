@@ -24,8 +24,8 @@ KEPT_ENTRIES = 10_000
 LIMIT = "data.loading.max_bad_share sets the limit"
 VERIFY = "`mmdata verify` checks the shards"
 ADVICE = {
-    Reason.MISSING_FIELD: "leave such rows out (data.select), or the entry out of data.fields; of joined tars missing: "
-    "keep in data.join keeps them",
+    Reason.MISSING_FIELD: "leave such rows out (data.select), or the entry out of data.fields or data.targets; of "
+    "joined tars missing: keep in data.join keeps them",
     Reason.TRANSFORM_FAILED: "data.transform raised or gave other pixels than it should",
     Reason.TEXT_TRANSFORM_FAILED: "data.text_transform raised or gave something else than a text",
 }

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from mmdata import Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
+from mmdata.hashing import hash64
 from tests.convert.conftest import left_out
 from tests.programs import run_program
 
@@ -90,6 +93,23 @@ def test_program_takes_all_phrases_and_keeps_their_boxes(tmp_path: Path, vg: Pat
             "coco_id": 63,
         },
     ]
+
+
+def test_boxes_and_phrases_come_with_the_batches(tmp_path: Path, vg: Path) -> None:
+    convert(program.rows(vg), tmp_path / "out", ConvertConfig(images=str(vg)), engine=threads(1))
+    targets = {"boxes": "json:boxes", "box_texts": "json:boxes.phrase"}
+    data = {"shards": str(tmp_path / "out"), "tokenizer": "clip", "image_buckets": [[60, 80]], "transform": "eval"}
+    with Loader.from_config({**data, "global_batch_size": 2, "targets": targets}) as loader:
+        (batch,) = [dict(batch) for batch in loader]
+    said = {one["image_id"]: one["boxes"] for one in samples(tmp_path / "out")}
+    for row, number in enumerate(batch["rows"].tolist()):
+        boxes = list(said.values())[number]
+        valid = batch["boxes_valid"][row]
+        hashes = [hash64(one["phrase"].encode()) for one in boxes]
+        assert batch["box_text_hash"][row][valid].tolist() == hashes
+        corners = torch.tensor([one["bbox"] for one in boxes], dtype=torch.float32)
+        corners[:, 2:] += corners[:, :2]
+        assert torch.allclose(batch["boxes"][row][valid], corners, atol=1e-3)
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path, vg: Path) -> None:

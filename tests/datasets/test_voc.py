@@ -14,6 +14,7 @@ import torch
 from torchvision.datasets import VOCDetection
 from torchvision.ops import box_convert
 
+from mmdata import Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
 from mmdata.errors import BadSample, ConfigError
@@ -111,6 +112,24 @@ def test_program_converts_a_split(tmp_path: Path, voc: Path) -> None:
     assert wrong.stderr.startswith("error: ")
     assert "resise" in wrong.stderr
     assert wrong.stderr.count("\n") == 1
+
+
+def test_boxes_and_names_come_with_the_batches(tmp_path: Path, voc: Path) -> None:
+    said = converted(voc, tmp_path / "out", "trainval")
+    names = ["person", "diningtable"]
+    targets = {"boxes": "json:boxes", "box_labels": "json:boxes.category", "box_classes": names}
+    data = {"shards": str(tmp_path / "out"), "tokenizer": None, "image_buckets": [[48, 64]], "transform": "eval"}
+    with Loader.from_config({**data, "global_batch_size": 3, "targets": targets}) as loader:
+        (batch,) = [dict(batch) for batch in loader]
+        assert not loader.ledger
+        assert loader.stats.boxes == {"shown": 3, "left_out": 1}  # the dog, which is none of the classes
+    for row, key in enumerate(batch["keys"]):
+        boxes = [one for one in said[f"{key}.json"]["boxes"] if one["category"] in names]
+        valid = batch["boxes_valid"][row]
+        assert batch["box_labels"][row][valid].tolist() == [names.index(one["category"]) for one in boxes]
+        corners = torch.tensor([one["bbox"] for one in boxes], dtype=torch.float32).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]
+        assert torch.allclose(batch["boxes"][row][valid], corners, atol=1e-3)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -6,7 +6,7 @@ import gc
 import io
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,38 @@ def labelled(corpus: Corpus, photo: Callable[..., bytes], tmp_path_factory: pyte
         caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
         samples.append(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
     folder = tmp_path_factory.mktemp("labelled") / "shards"
+    corpus.write_beside(folder, samples)
+    return folder
+
+
+TARGETS = {
+    "boxes": "json:boxes",
+    "box_labels": "json:boxes.category",
+    "box_classes": ["cat", "dog"],
+    "box_texts": "json:boxes.phrase",
+    "keypoints": "json:boxes.keypoints",
+    "keypoint_swaps": [[0, 1]],
+    "box_buckets": 2,
+}
+"""Of the samples of `boxed`."""
+
+
+@pytest.fixture(scope="session")
+def boxed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards of `corpus` with up to four boxes in the JSON of each sample."""
+    samples: list[Sample] = []
+    for row, sample in enumerate(corpus.samples):
+        boxes = [
+            {
+                "bbox": [5 * k, 3 * k, 12 + row % 7, 16],
+                "category": "dog" if k % 2 else "cat",
+                "phrase": f"a small dog {row + k}",
+                "keypoints": [5 * k + 2, 3 * k + 2, 2, 5 * k + 9, 3 * k + 9, 1],
+            }
+            for k in range(row % 5)
+        ]
+        samples.append(replace(sample, extra={"boxes": boxes}))
+    folder = tmp_path_factory.mktemp("boxed") / "shards"
     corpus.write_beside(folder, samples)
     return folder
 

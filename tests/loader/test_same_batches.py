@@ -12,12 +12,13 @@ import pytest
 
 from mmdata import Batch
 
-from .conftest import Corpus, placed
+from .conftest import TARGETS, Corpus, placed
 from .worker_processes import nothing_left, transforms
 
 __all__ = ["nothing_left"]  # a fixture
 
 RECAPS = [{"table": "FOLDER/recaps.parquet"}]
+BOXED: dict[str, Any] = {"shards": "FOLDER/boxed", "targets": TARGETS}
 KINDS: dict[str, dict[str, Any]] = {
     "captions of two sources": {"join": RECAPS, "captions": {"shards": 0.4, "join:recap": 0.6}},
     "captions that are dropped": {"caption_dropout": 0.4, "caption_template": "a small photo of {}, near the street"},
@@ -36,6 +37,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "patches": {"image_patches": [4, 9, 16], "image_buckets": None, "patch_size": 8},
     "a transform of torchvision": {"transform": "my_transforms:jittered"},
     "augmentation": {"augment": {"horizontal_flip_prob": 0.5, "color_jitter": 0.4}},
+    "boxes": {**BOXED, "augment": {"horizontal_flip_prob": 0.5}},
+    "crops that hold their boxes": {**BOXED, "targets": {**TARGETS, "keep_boxes": True}},
+    "boxes in patches": {**BOXED, "image_patches": [4, 9, 16], "image_buckets": None, "patch_size": 8},
+    "boxes of groups": {**BOXED, "groups": {"size": 2, "source": "FOLDER/groups.npy"}},
+    "boxes in a transform of torchvision": {**BOXED, "transform": "my_transforms:boxes_too"},
 }
 
 TRANSFORMS = """
@@ -48,17 +54,23 @@ TRANSFORMS = """
     def jittered(image, size, generator):
         crop = v2.RandomResizedCrop(size, scale=(0.3, 1.0))
         return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])(image)
+
+    def boxes_too(sample, size, generator):
+        crop = v2.RandomResizedCrop(size, scale=(0.3, 1.0))
+        return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes()])(sample)
 """
 
 
 @pytest.fixture(scope="module")
-def files(corpus: Corpus, second: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(corpus: Corpus, second: Path, labelled: Path, boxed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of what the settings name."""
     folder = tmp_path_factory.mktemp("files")
-    for name, shards in (("first", corpus.folder / "shards"), ("second", second), ("labelled", labelled)):
+    named = {"first": corpus.folder / "shards", "second": second, "labelled": labelled, "boxed": boxed}
+    for name, shards in named.items():
         (folder / name).symlink_to(shards)
     corpus.table(folder / "recaps.parquet", recap=[f"recaption {row}" + " of a tree" * (row % 9) for row in range(50)])
     corpus.table(folder / "negatives.parquet", captions=[[f"a cat {row}"] for row in range(50)])
+    np.save(folder / "groups.npy", np.arange(50) // 2)
     np.save(folder / "order.npy", np.concatenate([np.arange(40, 10, -1), [7, 7, 7, 3], np.arange(11, 20)]))
     return folder
 

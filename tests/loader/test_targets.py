@@ -336,7 +336,7 @@ def test_bad_objects_mask_their_row(tmp_path: Path, kind: str):
 def assert_masked(folder: Path, one: dict[str, Any] | dict[str, bytes], targets: dict[str, Any], message: str) -> None:
     """A sample of this JSON, or of these members, is masked, and those beside it are not."""
     is_json = "png" not in one
-    samples = rows(sample(one, image=picture(SIZE, BOXES)) if is_json else one)  # pyright: ignore[reportArgumentType]
+    samples = rows(sample(one, image=picture(SIZE, BOXES)) if is_json else one)
     batch, loader = load({**settings_of(folder, samples, tokenizer="clip"), "targets": targets})
     (entry,) = loader.ledger
     assert (entry.row, entry.stage, entry.reason) == (1, "field", "bad_field")

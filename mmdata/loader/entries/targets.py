@@ -21,25 +21,32 @@ from torch import Tensor
 
 from mmdata.config import DataConfig
 from mmdata.config.targets import TargetsConfig
-from mmdata.errors import BadSample, ConfigError, Reason, excerpt
+from mmdata.errors import BadSample, ConfigError
 from mmdata.hashing import hash64
-from mmdata.images.decode import oriented, oriented_size
-from mmdata.images.outlines import LARGEST, Frame, are_numbers, outline_of
-from mmdata.images.pillow import MAX_PIXELS
-from mmdata.images.regions import Floats, Followed, Regions
+from mmdata.images.decode import oriented_size
+from mmdata.images.outlines import Frame, outline_of
+from mmdata.images.regions import Followed, Regions
 from mmdata.index import Index, ShardStore
+from mmdata.loader.entries.annotations import (
+    as_list,
+    boxes_of,
+    flattened,
+    frame_of,
+    keypoints_of,
+    label_of,
+    of_each,
+    phrase_of,
+    upright_mask,
+)
 from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples, member_field
 from mmdata.plan import Plan, Step
 from mmdata.tables.joined import Joined
-from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer
 
 SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
 """Settings that name members; in this order a row's values are checked."""
 KINDS = {"box_texts": ("json",), "masks": ("json", "png")}
 """Kinds of members that a setting may name; those of the others may also hold arrays."""
-ROUNDING = 1e-6
-"""Share of an image by which relative boxes may lie outside it."""
 NOTICEABLE = 1e-3
 """Pixels from which a box that reaches beyond its image counts as clipped."""
 NO_CLASS = 255
@@ -111,7 +118,7 @@ class Targets:
             enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
             found = field.first_values(samples[field.join], rows, enough=enough)
             if name in ("box_labels", "keypoints"):
-                lists = [_listed(value) for value in found if isinstance(value, (list, np.ndarray))]
+                lists = [as_list(value) for value in found if isinstance(value, (list, np.ndarray))]
                 targets._probe(field, list(chain.from_iterable(lists)))
         return targets
 
@@ -120,7 +127,7 @@ class Targets:
         if field.name == "keypoints":
             if not (given := [one for one in firsts if isinstance(one, list) and one]):
                 raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
-            self.num_keypoints = len(_flat(given[0])) // 3
+            self.num_keypoints = len(flattened(given[0])) // 3
         elif not self.classes and firsts and isinstance(firsts[0], str):
             names = sorted({one for one in firsts if isinstance(one, str)})[:3]
             raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
@@ -218,24 +225,24 @@ class TargetEntries:
         if self._targets.outlines or (mask := found.get("masks")) is None:
             return objects
         with self._named("masks", row):
-            return replace(objects, regions=replace(objects.regions, mask=_upright(mask, image, orientation)))
+            return replace(objects, regions=replace(objects.regions, mask=upright_mask(mask, image, orientation)))
 
     def _objects(self, row: int, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
         """The objects of an image, inside it; `frame` is the image that they were annotated in."""
         targets, values = self._targets, {name: found.get(name) for name in SOURCES}
         with self._named("boxes", row):
-            given = _boxes(values["boxes"], targets.config.box_format, frame)
+            given = boxes_of(values["boxes"], targets.config.box_format, frame)
         number = len(given)
         with self._named("box_labels", row):
-            labels = [_label(one, targets.classes) for one in _of_each(values["box_labels"], number)]
+            labels = [label_of(one, targets.classes) for one in of_each(values["box_labels"], number)]
         with self._named("box_texts", row):
-            texts = [_phrase(one) for one in _of_each(values["box_texts"], number)]
+            texts = [phrase_of(one) for one in of_each(values["box_texts"], number)]
         with self._named("keypoints", row):
-            points = [_keypoints(one, targets.num_keypoints) for one in _of_each(values["keypoints"], number)]
+            points = [keypoints_of(one, targets.num_keypoints) for one in of_each(values["keypoints"], number)]
         outlines: list[Any] | None = None
         if targets.outlines:
             with self._named("masks", row):
-                outlines = [outline_of(one, frame) for one in _of_each(values["masks"], number)]
+                outlines = [outline_of(one, frame) for one in of_each(values["masks"], number)]
         keypoints = np.array(points, np.float64).reshape(number, targets.num_keypoints, 3)
         regions = frame.upright(Regions(given, keypoints if targets.num_keypoints else None, None, outlines))
         height, width = frame.image
@@ -313,154 +320,5 @@ class TargetEntries:
         return {name: torch.from_numpy(values) for name, (values, _) in self._entries.items()}
 
 
-def frame_of(content: Any, image: tuple[int, int], orientation: int) -> Frame:
-    """The image in whose pixels boxes are, by the sizes in the JSON beside them; without any, the file in the shard.
-
-    Args:
-        content: of the member with the boxes. "original_height" and "original_width" are the size before the image was
-            shrunk, upright if there is an "original_orientation"; else "height" and "width" are the size.
-        image: (height, width) of the upright image in the shard.
-        orientation: EXIF orientation of the image in the shard.
-
-    Raises:
-        BadSample: it is the size of another image.
-
-    Example:
-        A photo of 480 × 640 pixels, of which orientation 6 makes 640 × 480: frame_of({"height": 480, "width": 640},
-        (640, 480), 6) is Frame((480, 640), 6, (640, 480)), and with {"height": 640, "width": 480} it is upright.
-    """
-    said = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    known = _size_in(said, "original_")
-    is_original = known is not None
-    known = known or _size_in(said, "") or oriented_size(*image, orientation)
-    frames = [Frame(known, orientation, image), Frame(known, 1, image)]
-    if is_original and (turned := said.get("original_orientation")) is not None:
-        if type(turned) is not int or not 1 <= turned <= 8:
-            raise BadSample(Reason.BAD_FIELD, f"original_orientation is {excerpt(turned)}; expected 1 to 8")
-        frames = [Frame(oriented_size(*known, turned), turned, image)]
-    for frame in frames:
-        size = oriented_size(*frame.size, frame.orientation)
-        if size == image or (is_original and _is_scaled(size, image)):
-            return frame
-    raise BadSample(
-        Reason.BAD_FIELD,
-        f"boxes are of an image of {known[0]} × {known[1]} pixels (height × width), and this one has "
-        f"{image[0]} × {image[1]}",
-    )
-
-
 def _count(counts: Counter[str], **numbers: int) -> None:
     counts.update({name: number for name, number in numbers.items() if number})
-
-
-def _size_in(said: dict[str, Any], prefix: str) -> tuple[int, int] | None:
-    sides = [said.get(f"{prefix}{name}") for name in ("height", "width")]
-    if None in sides:
-        return None
-    if not all(type(side) in (int, float) and side == int(side) > 0 for side in cast("list[Any]", sides)):
-        raise BadSample(Reason.BAD_FIELD, f"{prefix}height and {prefix}width are {sides}; expected numbers of pixels")
-    height, width = map(int, cast("list[Any]", sides))
-    if height * width > MAX_PIXELS:
-        raise BadSample(Reason.BAD_FIELD, f"boxes are of an image of {height} × {width} pixels: more than {MAX_PIXELS}")
-    return height, width
-
-
-def _is_scaled(size: tuple[int, int], image: tuple[int, int]) -> bool:
-    """Whether an image of `size` may have been shrunk to that of `image`, whose sides are rounded to whole pixels."""
-    least = max((now - 1) / before for before, now in zip(size, image, strict=True))
-    most = min((now + 1) / before for before, now in zip(size, image, strict=True))
-    return least < most
-
-
-def _boxes(value: Any, box_format: str, frame: Frame) -> Floats:
-    """Boxes as they are given, float64 (n, 4), as left, top, right and bottom in pixels of the frame."""
-    found: list[Any] = []
-    for place, one in enumerate(_listed(value)):
-        box = cast("dict[str, Any]", one).get("bbox") if isinstance(one, dict) else one
-        if not isinstance(box, list) or len(box := cast("list[Any]", box)) != 4 or not are_numbers(box):
-            raise BadSample(Reason.BAD_FIELD, f"box {place} is {excerpt(box)}; expected four numbers")
-        found.append(box)
-    boxes = np.array(found, np.float64).reshape(-1, 4)
-    if box_format == "xywh":
-        boxes[:, 2:] += boxes[:, :2]
-    if (reversed_ := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(axis=1))).size:
-        detail = "its width or height is negative" if box_format == "xywh" else "it ends before it begins"
-        raise BadSample(Reason.BAD_FIELD, f"box {reversed_[0]} is {found[reversed_[0]]} ({box_format}): {detail}")
-    height, width = frame.size
-    if box_format == "relative":
-        if (beyond := np.flatnonzero(((boxes < -ROUNDING) | (boxes > 1 + ROUNDING)).any(axis=1))).size:
-            detail = f"box {beyond[0]} is {found[beyond[0]]}, and relative boxes lie from 0 to 1: see box_format"
-            raise BadSample(Reason.BAD_FIELD, detail)
-        return boxes.clip(0, 1) * (width, height, width, height)
-    with_area = boxes[(boxes[:, 2:] > boxes[:, :2]).all(axis=1)]
-    if height * width > 1 and len(with_area) and with_area.min() >= 0 and with_area.max() <= 1:
-        raise BadSample(Reason.BAD_FIELD, "all boxes lie from 0 to 1: shares of the image? box_format: relative")
-    return boxes
-
-
-def _listed(values: Any) -> list[Any]:
-    """A list, or an array as one; None is empty."""
-    listed: Any = values.tolist() if isinstance(values, np.ndarray) else [] if values is None else values
-    if not isinstance(listed, list):
-        raise BadSample(Reason.BAD_FIELD, f"{excerpt(values)}; expected a list with one for each box")
-    return cast("list[Any]", listed)
-
-
-def _of_each(values: Any, number: int) -> list[Any]:
-    """A value for each box; None where there are none."""
-    if values is None:
-        return [None] * number
-    if len(listed := _listed(values)) != number:
-        raise BadSample(Reason.BAD_FIELD, f"{len(listed)} for {number} boxes")
-    return listed
-
-
-def _label(value: Any, classes: dict[str, int]) -> int | None:
-    """The class of a box, -1 where it has none; None: a name that is not among the classes."""
-    if value is None:
-        return -1
-    if classes and isinstance(value, str):
-        return classes.get(value)
-    if classes or type(value) is not int or not 0 <= value < LARGEST:
-        expected = "a name of data.targets.box_classes" if classes else "a whole number from 0 on"
-        raise BadSample(Reason.BAD_FIELD, f"class {excerpt(value)}; expected {expected}")
-    return value
-
-
-def _phrase(value: Any) -> str:
-    if value is None:
-        return ""
-    try:
-        return clean_caption(value)
-    except BadSample as bad:
-        if bad.reason is Reason.EMPTY_CAPTION:
-            return ""
-        raise BadSample(Reason.BAD_FIELD, f"phrase {excerpt(value)}: {bad.detail}") from bad
-
-
-def _keypoints(value: Any, number: int) -> list[Any]:
-    """The numbers of a box's key points; zeros for a box without any."""
-    if value is None:
-        return [0] * (3 * number)
-    flat = _flat(value)
-    if not isinstance(value, list) or not are_numbers(flat) or len(flat) != 3 * number:
-        raise BadSample(Reason.BAD_FIELD, f"key points {excerpt(value)}; expected x, y and visibility of {number}")
-    return flat
-
-
-def _flat(value: Any) -> list[Any]:
-    """Numbers in one list, or in lists of three, as one list."""
-    listed = cast("list[Any]", value) if isinstance(value, list) else []
-    if listed and all(isinstance(one, list) and len(cast("list[Any]", one)) == 3 for one in listed):
-        return [number for one in listed for number in one]
-    return listed
-
-
-def _upright(mask: NDArray[np.uint8], image: tuple[int, int], orientation: int) -> NDArray[np.uint8]:
-    """A mask of all classes as the image is upright; it may have the size of the image as stored, or upright."""
-    if mask.shape == oriented_size(*image, orientation):
-        return oriented(mask[..., None], orientation)[..., 0]
-    if mask.shape == image:
-        return mask
-    sizes = [" × ".join(map(str, size)) for size in (mask.shape, image)]
-    raise BadSample(Reason.BAD_FIELD, f"a mask of {sizes[0]} pixels (height × width), and the image has {sizes[1]}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,18 @@ def _cache_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
+def targets_in(member: str) -> dict[str, Any]:
+    """A setting `targets` for the samples of `shards` (json) and of `uneven` (boxes.json)."""
+    labels = {"box_labels": f"{member}:boxes.category", "box_classes": ["cat", "dog"]}
+    return {"boxes": f"{member}:boxes", **labels, "box_texts": f"{member}:boxes.phrase", "box_buckets": [1, 3]}
+
+
+def boxes_of_sample(i: int) -> list[dict[str, Any]]:
+    """Up to three boxes, two of them on all images."""
+    boxes = [[2, 3, 12, 9], [5, 4, 10 + i % 5, 12], [0, 0, 60, 60]][: i % 4]
+    return [{"bbox": box, "category": "dog", "phrase": f"a dog {i}"} for box in boxes]
+
+
 def captions_of_sample(i: int) -> list[str]:
     """One to three captions, of 2 to 40 words."""
     return [f"picture {i} of" + " a red dog" * ((7 * i + 5 * j) % 13) for j in range(1 + i % 3)]
@@ -55,7 +69,9 @@ def shards(tmp_path_factory, photo, tokenizer) -> Path:
             height, width = ((24, 24), (20, 32), (32, 20))[i % 3]
             image = photo(height, width, seed=i, format=("JPEG", "PNG", "WEBP")[i % 3])
             label = i if i % 4 == 0 else None
-            writer.write(Sample(f"{i:04d}", image, probe(image), captions_of_sample(i), label))
+            writer.write(
+                Sample(f"{i:04d}", image, probe(image), captions_of_sample(i), label, {"boxes": boxes_of_sample(i)})
+            )
     return folder
 
 
@@ -88,6 +104,7 @@ def uneven(tmp_path, tar, photo):
             for i in range(number, number + size):
                 image = photo(24, 20 + 12 * (i % 2), seed=i)
                 members += [(f"{i:04d}.jpg", image), (f"{i:04d}.txt", (f"picture {i}" + " red" * (i % 9)).encode())]
+                members.append((f"{i:04d}.boxes.json", json.dumps({"boxes": boxes_of_sample(i)}).encode()))
             number += size
             (tmp_path / f"{shard}.tar").write_bytes(tar(members))
         return tmp_path

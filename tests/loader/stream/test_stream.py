@@ -13,6 +13,8 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader.stream import Stream
 
+from .conftest import targets_in
+
 NUM_SAMPLES = 38
 
 
@@ -37,10 +39,20 @@ def assert_equal_rows(got: dict[str, tuple[torch.Tensor, ...]], expected: dict[s
         assert all(map(torch.equal, got[key], tensors)), key
 
 
-@pytest.mark.parametrize("image_buckets", [None, [(16, 16), (16, 24), (24, 16)]])
-def test_stream_gives_the_rows_of_the_indexed_loader(shards, config, image_buckets):
-    names = ["pixel_values", "labels", "image_hash"]
-    settings = config(shards=str(shards), image_buckets=image_buckets)
+BOXES = ["boxes", "boxes_valid", "box_labels", "box_text_hash"]
+
+
+@pytest.mark.parametrize(
+    ("image_buckets", "targets"),
+    [
+        (None, None),
+        ([(16, 16), (16, 24), (24, 16)], None),
+        (None, {**targets_in("json"), "box_buckets": [3]}),
+    ],
+)
+def test_stream_gives_the_rows_of_the_indexed_loader(shards, config, image_buckets, targets):
+    names = ["pixel_values", "labels", "image_hash", *(BOXES if targets else [])]
+    settings = config(shards=str(shards), image_buckets=image_buckets, targets=targets)
     # one batch of the loader is merged over image shapes at the end of an epoch: compare those of equal shape
     loaded, streamed = ([*each] for each in (mmdata.Loader.from_config(settings), mmdata.stream(None, settings)))
     got, expected = valid_rows(streamed, *names), valid_rows(loaded, *names)
@@ -72,9 +84,10 @@ def test_stream_goes_through_all_captions_of_a_sample(shards, config):
         assert len({hashes[f"{i:04d}"] for hashes in seen}) == 1 + i % 3
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config, world_size):
-    settings = config(transform="train", crop_scale=(0.2, 1.0))
+@pytest.mark.parametrize(("world_size", "targets"), [(2, None), (4, None), (2, targets_in("json"))])
+def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config, world_size, targets):
+    settings = config(transform="train", crop_scale=(0.2, 1.0), targets=targets)
+    names = ["pixel_values", *(BOXES if targets else [])]
     streams = [mmdata.stream(shards, settings, rank=rank, world_size=world_size) for rank in range(world_size)]
     assert [stream.batch_size for stream in streams] == [4 // world_size] * world_size
     ranks = [[*stream] for stream in streams]
@@ -82,8 +95,8 @@ def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config, worl
     for batch, *parts in zip(whole, *ranks, strict=True):
         assert [*chain(*keys_in_order(parts))] == batch["keys"]
         assert {part["input_ids"].shape[1] for part in parts} == {batch["input_ids"].shape[1]}
-    batches, alone = [*chain(*ranks)], valid_rows(whole, "pixel_values")
-    assert_equal_rows(valid_rows(batches, "pixel_values"), alone)
+    batches, alone = [*chain(*ranks)], valid_rows(whole, *names)
+    assert_equal_rows(valid_rows(batches, *names), alone)
     rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
     assert len(set(rows)) == NUM_SAMPLES
 

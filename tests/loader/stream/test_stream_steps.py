@@ -14,6 +14,8 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader.stream import Stream
 
+from .conftest import targets_in
+
 
 def open_ranks(shards: Path | list[str], settings: dict, world_size: int, steps: int | None) -> list[Stream]:
     return [
@@ -26,12 +28,16 @@ def keys(batch: Batch) -> list[str]:
     return [key for key in batch["keys"] if key]
 
 
-def content(batches: list[Batch]) -> list[tuple[list[str], list[int], list[int]]]:
-    """What a batch holds, without the bytes: keys, sums of pixels and of tokens."""
+def content(batches: list[Batch]) -> list[tuple[list[str], list[list[int]]]]:
+    """What a batch holds, without the bytes: keys, and sums of pixels, tokens and boxes."""
+    names = ("pixel_values", "input_ids", "boxes", "box_text_hash")
     return [
-        (b["keys"], b["pixel_values"].long().flatten(1).sum(1).tolist(), b["input_ids"].sum(1).tolist())
+        (b["keys"], [b[name].flatten(1).double().sum(1).tolist() for name in names if name in b])  # type: ignore[literal-required]
         for b in batches
     ]
+
+
+TARGETS = pytest.mark.parametrize("targets", [None, targets_in("boxes.json")], ids=["captions", "boxes"])
 
 
 def test_steps_per_epoch_is_a_whole_number_from_1_on(shards, config):
@@ -92,10 +98,11 @@ def test_close_by_another_thread_ends_the_iteration(uneven, config):
     closer.join()
 
 
+@TARGETS
 @pytest.mark.parametrize("steps", [1, 5, 7, 12])
-def test_state_of_two_ranks_goes_on_exactly_on_one(uneven, config, steps):
+def test_state_of_two_ranks_goes_on_exactly_on_one(uneven, config, steps, targets):
     folder = uneven(9, 14, 2)
-    settings = config(transform="train")
+    settings = config(transform="train", targets=targets)
     (undisturbed,) = open_ranks(folder, settings, 1, 7)
     expected = content([batch for _ in range(3) for batch in undisturbed])
     running = open_ranks(folder, settings, 2, 7)
@@ -193,11 +200,12 @@ def test_stream_of_native_resolution_has_the_rows_of_the_indexed_loader(shards, 
 
 
 @pytest.mark.parametrize(("num_processes", "steps_per_epoch"), [(1, 4), (2, None)])
-@pytest.mark.sweep(keep=1)
-def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_processes, steps_per_epoch):
+@TARGETS
+@pytest.mark.sweep(keep=2)
+def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_processes, steps_per_epoch, targets):
     folder = uneven(9, 14, 5)
     (folder / "bad.tar").write_bytes(tar([("b/0.txt", b"no image"), ("b/1.txt", b"none either")]))
-    settings = config(max_bad_share=0.5, transform="train", fields={"own": "txt"})
+    settings = config(max_bad_share=0.5, transform="train", fields={"own": "txt"}, targets=targets)
     expected = mmdata.stream(folder, settings, steps_per_epoch=steps_per_epoch)
     batches = content([batch for _ in range(2) for batch in expected])
     loading = {**settings["loading"], "num_processes": num_processes, "num_workers": 2}
