@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.images.decode import decode, oriented_size
-from mmdata.images.pixels import Decoded, EncodedImage
+from mmdata.images.pixels import EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.entries.targets import Objects, TargetEntries
@@ -52,7 +51,6 @@ class Replay:
         samples: reads this row alone.
         image: as read from the shard.
         size: (height, width) of the image as displayed, in pixels, by the index.
-        decoded: None where the image does not decode, or is not the one indexed.
         caption: as a `text_transform` changes it; "" where it cannot be used.
         caption_source: where it lies, where rows draw from several sources; else "".
         fields: what `data.fields` names, by name.
@@ -65,7 +63,6 @@ class Replay:
     samples: RowReader
     image: EncodedImage
     size: tuple[int, int]
-    decoded: Decoded | None
     caption: str
     caption_source: str
     fields: Mapping[str, Any]
@@ -78,6 +75,12 @@ class Replay:
         """Whether the row is not trained on."""
         return not bool(self.made.batch["valid"].all())
 
+    @property
+    def crop(self) -> list[float] | None:
+        """Top, left, height and width of what the pixels show, in the upright image; None: nothing, or nobody knows."""
+        crop = self.made.batch.get("crop")
+        return None if crop is None or crop.isnan().any() else crop[0].tolist()
+
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
         step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
@@ -87,13 +90,11 @@ class Replay:
         read = f"image {len(self.image.data):,} bytes at {image_offset}; caption at {caption_offset}"
         yield "read", read, wall_s["read"]
         image = f"{self.image.format} {_by(self.size)}, EXIF orientation {self.image.orientation}"
-        if self.decoded is None:
-            yield "decode", image, wall_s["decode"]
-        else:
-            box, decoded = self.decoded.box, _by(self.decoded.image.shape[1:])
-            yield "decode", f"{image}, to {decoded}", wall_s["decode"]
-            crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
-            yield "transform", f"crop {crop}, to {_by(self.decoded.size)}", wall_s["transform"]
+        yield "decode", image, wall_s["decode"]
+        if self.crop is not None:
+            top, left, height, width = self.crop
+            crop, size = f"{height:.1f} × {width:.1f} at ({top:.1f}, {left:.1f})", pixels_of(batch, 0).shape[:2]
+            yield "transform", f"crop {crop}, to {_by(size)}", wall_s["transform"]
         if counts := self.made.stats.boxes:
             lost = [f", {counts[name]} {words}" for name, words in LOST_BOXES.items() if counts[name]]
             yield "boxes", str(counts["shown"] + sum(counts[name] for name in LOST_BOXES)) + "".join(lost), None
@@ -109,17 +110,19 @@ class Replay:
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
 
-    def save(self, path: Path) -> None:
-        """Write the row's pixels as an image; patches are put together."""
-        Image.fromarray(pixels_of(self.made.batch, 0).numpy()).save(path)
+    def save(self, path: Path) -> Path:
+        """Write the row's pixels as an image; patches are put together.
 
-    def draw(self, path: Path) -> None:
-        """Draw the image as `original` does, and beside it the row as it is in its batch."""
+        Returns:
+            Path of a second image beside it: what `original` draws, and the row as it is in its batch.
+        """
+        Image.fromarray(pixels_of(self.made.batch, 0).numpy()).save(path)
         left, right = self.original(MAX_DRAWN), show(self.made.batch)
         both = Image.new("RGB", (left.width + GAP + right.width, max(left.height, right.height)), PAPER)
         both.paste(left)
         both.paste(right, (left.width + GAP, 0))
-        both.save(path)
+        both.save(drawn := path.with_stem(f"{path.stem}-crop"))
+        return drawn
 
     def original(self, size: tuple[int, int]) -> Image.Image:
         """The upright image with its boxes, at most of this width and height; what the crop leaves out is grey.
@@ -133,10 +136,10 @@ class Replay:
         y, x = image.height / height, image.width / width
         if self.objects is not None:
             draw_boxes(image, (self.objects.regions.boxes * (x, y, x, y)).tolist(), self.words)
-        crop = self.made.batch.get("crop")
-        if crop is None or crop.isnan().any():
+        if self.crop is None:
             return image
-        return greyed(image, (crop[0] * torch.tensor([y, x, y, x])).tolist())
+        top, left, height, width = self.crop
+        return greyed(image, (top * y, left * x, height * y, width * x))
 
 
 def upright_image(encoded: EncodedImage) -> Image.Image:
@@ -215,20 +218,14 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
         DataError: its shard is not the one that was indexed.
     """
     samples = builder.read(step.rows, step.passes)
-    image, epoch, bucket = samples.stored_image(0), int(step.passes[0]), step.bucket
-    shape = None if bucket.patches else (bucket.height, bucket.width)
+    image, epoch = samples.stored_image(0), int(step.passes[0])
     size = builder.index.take(step.rows, ["height", "width"])
-    decoded, caption, objects = None, "", None
+    caption, objects = "", None
     if targets := builder.spec.targets:
         found = TargetEntries(targets, builder.index, builder.store, step.rows, step=step, stop=None)
         with suppress(BadSample):
             objects = found.read(0, Counter())
     with suppress(BadSample):  # the batch's ledger line says it
-        regions = objects and objects.regions
-        decoded = builder.spec.transform.decode(
-            samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch, regions=regions
-        )
-    with suppress(BadSample):
         caption = builder.spec.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
     made = builder.make(step)
     entries: dict[str, Any] = dict(builder.added(made.batch))
@@ -243,7 +240,7 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
         names = list(targets.classes)
         classes = ["" if label < 0 else names[label] if names else str(label) for label in objects.labels]
         words = [text or class_ for text, class_ in zip(objects.texts, classes, strict=True)]
-    return Replay(step, samples, image, displayed, decoded, caption, source, fields, objects, words, made)
+    return Replay(step, samples, image, displayed, caption, source, fields, objects, words, made)
 
 
 def row_of_key(index: Index, key: str) -> int:

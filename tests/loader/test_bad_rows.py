@@ -17,7 +17,7 @@ from mmdata.batch import valid_inputs
 from mmdata.errors import DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import ShardStore, verify
-from mmdata.inspect.gallery import _card
+from mmdata.inspect.gallery import _card, _uncropped
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.text.tokenizer import train_tokenizer
@@ -218,9 +218,10 @@ def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)
     made = replay(loader.builder, find_step(loader.plan, JPEG_ROW, 0))
-    assert made.decoded is None
+    assert made.crop is None
     assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
-    assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(
+    store = ShardStore(damaged.index)
+    assert _card(damaged.index, store, *_uncropped(damaged.index, store, JPEG_ROW)).problem.startswith(
         "file_changed: image is not the one"
     )
 

@@ -64,8 +64,10 @@ def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
     assert found.caption in corpus.samples[9].captions
     info = corpus.samples[9].info
     assert found.size == (info.width, info.height)
-    assert found.decoded is not None
-    assert found.decoded.size == (found.step.bucket.height, found.step.bucket.width)
+    assert found.crop is not None
+    top, left, height, width = found.crop
+    assert 0 <= top < top + height <= found.size[0]
+    assert 0 <= left < left + width <= found.size[1]
     tar = (corpus.folder / "shards" / found.samples.shard(0)).read_bytes()
     assert tar[found.samples.offset(0, "image") :].startswith(corpus.samples[9].image)
     assert found.made.masked == []

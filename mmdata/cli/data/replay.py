@@ -48,9 +48,7 @@ def run(given: argparse.Namespace) -> int:
     if found.is_masked:
         return 1
     if given.save:
-        drawn = given.save.with_stem(f"{given.save.stem}-crop")
-        found.save(given.save)
-        found.draw(drawn)
+        drawn = found.save(given.save)
         print(printable(f"pixels: {given.save}; crop and boxes: {drawn}"))
     return 0
 
