@@ -127,7 +127,7 @@ class Evaluation:
                     f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give "
                     f"{setting} FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
                 )
-            data = data.model_copy(update={"tokenizer": None, "text_buckets": 8})
+            data = data.model_copy(update={"tokenizer": None, "text_buckets": 8, "targets": None})
         # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
         data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
         without = data.model_copy(update={"targets": None})

@@ -228,6 +228,14 @@ def test_command_explains_what_it_cannot_do(tmp_path: Path):
 # Pictures
 
 
+def test_phrases_are_true_of_their_boxes(rows: Rows):
+    for part in ("train", "val"):
+        for row, truth in zip(rows(f"{part}/captions.jsonl"), rows(f"{part}/truth.jsonl"), strict=True):
+            corners = [box["bbox"] for box in row["boxes"]]
+            assert corners == [[left, top, width, height] for top, left, height, width in truth["boxes"]]
+            assert [box["phrase"].split() for box in row["boxes"]] == [truth["first"], truth["second"]]
+
+
 @pytest.mark.parametrize("part", ["train", "pairs"])
 def test_pixels_have_the_named_colour_where_the_truth_says(corpus: Path, rows: Rows, part: str):
     root = corpus if part == "pairs" else corpus / part
