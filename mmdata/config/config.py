@@ -44,6 +44,23 @@ class Config(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_regions(self) -> Config:
+        targets = self.data.targets
+        if self.train.regions is None:
+            return self
+        if targets is None or targets.boxes is None or targets.box_texts is None:
+            raise ValueError(
+                "train.regions compares boxes with their phrases: set data.targets.boxes and data.targets.box_texts to "
+                "their sources, such as json:boxes and json:boxes.phrase"
+            )
+        if self.model.patch_dropout:
+            raise ValueError(
+                f"train.regions pools regions from all patches, and model.patch_dropout {self.model.patch_dropout} "
+                "leaves some out: set model.patch_dropout=0"
+            )
+        return self
+
 
 def load_config(path: str | os.PathLike[str], overrides: str | list[str] | None = None) -> Config:
     """Read a YAML file into a `Config`.

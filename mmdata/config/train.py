@@ -186,6 +186,16 @@ class DistillConfig(Settings):
         return self
 
 
+class RegionsConfig(Settings):
+    """Adds the loss `loss` of regions against their phrases, over all boxes of the batch, in both directions. A region
+    is pooled from the patches of its image (RoIAlign). Equal phrases are no negatives of each other."""
+
+    weight: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
+    """What the loss of the regions is multiplied by before it is added to the loss."""
+    miner: NamedMinerConfig | None = None
+    """Chooses which regions and phrases of the batch are negatives, after `mining_after_steps`. null: all of them."""
+
+
 class TrainConfig(Settings):
     """How the towers are trained."""
 
@@ -253,6 +263,8 @@ class TrainConfig(Settings):
     to be features themselves. The loss is the mean of theirs and that of the whole features. null: none."""
     distill: DistillConfig | None = None
     """Also learns the similarities of a teacher model; null: does not."""
+    regions: RegionsConfig | None = None
+    """Also learns which phrase each box has; needs `data.targets` with boxes and box_texts. null: does not."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None
@@ -263,7 +275,7 @@ class TrainConfig(Settings):
     `mask_false_negatives`. Each row takes 8 bytes a feature on each device and in checkpoints. The features are the
     model's, or with `teacher` those of the moving average, which change more slowly (MoCo). null: none."""
     mining_after_steps: Count = 0
-    """Number of updates before `miner`, `teacher` and `queue` change the loss. For new weights set some hundreds: the
+    """Number of updates before `miner`s, `teacher` and `queue` change the loss. For new weights set some hundreds: the
     hardest negatives of an untrained model are noise, and its features are soon out of date."""
     feature_cache: Literal["pair", "image", "text"] | None = None
     """Keeps the features that training computes in the run's folder, for `mmdata neighbours --features`: those of the

@@ -146,7 +146,9 @@ def probably_meant(wrong: str, known: Iterable[str]) -> str:
     Those of its own section come first, then those of the sections inside it, then all.
     """
     place, _, last = wrong.rpartition(".")
-    names = [one for one in dict.fromkeys(known) if one != wrong]  # of another kind of section: a k that this lacks
+    names = list(dict.fromkeys(known))
+    if wrong in names:  # of another kind of section: a k that this miner lacks, and other miners may have
+        names = [one for one in names if not one.endswith(".".join(wrong.split(".")[-2:]))]
     own = [one for one in names if one.rpartition(".")[0] == place]
     inside = [one for one in names if place and one.startswith(f"{place}.")]
     if found := next(filter(None, (names_alike(last, some) for some in (own, inside, names))), None):

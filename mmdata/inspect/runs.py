@@ -27,6 +27,8 @@ RECALLS = {
     "zero-shot top 1": ("zero_shot_top1", ""),
     "zero-shot top 5": ("zero_shot_top5", ""),
     "zero-shot chance": ("zero_shot_chance", ""),
+    "phrase grounding": ("grounding_accuracy", "phrases"),
+    "grounding chance": ("grounding_chance", ""),
 }
 """A score's name on the page: its key in an evaluation, and the key of its number of queries."""
 INTERPOLATED = ("image → text R@1", "text → image R@1", "zero-shot top 1")

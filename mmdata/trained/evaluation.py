@@ -19,6 +19,7 @@ from mmdata.config import Config
 from mmdata.config.corpus import CorpusConfig, ValConfig, val_in_words
 from mmdata.config.data import DataConfig, evaluation_data
 from mmdata.config.strict_yaml import parse, with_overrides
+from mmdata.config.train import TrainConfig
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
 from mmdata.index import Index
 from mmdata.loader import Loader
@@ -26,6 +27,7 @@ from mmdata.loader.corpus import open_index
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train.evaluation.embedding import embed, embed_texts
 from mmdata.train.evaluation.evaluate import score_retrieval, zero_shot
+from mmdata.train.evaluation.grounding import grounding_scores
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, read_classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
@@ -101,7 +103,7 @@ class Evaluation:
         classes: Classes | None,
         *,
         setting: str = "--classes",
-        lengths: Sequence[int] = (),
+        train: TrainConfig | None = None,
     ) -> Evaluation:
         """Check what there is to evaluate.
 
@@ -112,7 +114,7 @@ class Evaluation:
             tokenizer: of the run.
             classes: in any order that `_by_label` takes; None: no zero-shot accuracy.
             setting: what names the classes, for messages.
-            lengths: see `Evaluation`.
+            train: how the run was trained; boxes are loaded only if that was with regions.
 
         Raises:
             ConfigError: shards of labels only, and no classes.
@@ -125,19 +127,31 @@ class Evaluation:
                     f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give "
                     f"{setting} FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
                 )
-            data = data.model_copy(update={"tokenizer": None, "text_buckets": 8})
+            data = data.model_copy(update={"tokenizer": None, "text_buckets": 8, "targets": None})
         # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
         data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
-        loader = Loader.from_config(data, rank=collectives.rank(), world_size=ranks)
+        without = data.model_copy(update={"targets": None})
+        if train is None or train.regions is None:
+            data = without
+        try:
+            loader = Loader.from_config(data, rank=collectives.rank(), world_size=ranks)
+        except ConfigError as error:  # other shards than those of the training may have no boxes
+            if data.targets is None or not str(error).startswith("data.targets"):
+                raise
+            logger.warning("no phrases are grounded: %s", error)
+            loader = Loader.from_config(without, rank=collectives.rank(), world_size=ranks)
         if classes is not None:
             classes = _by_label(classes, loader.index, data, setting)
         prompts = [] if classes is None else list(tokenized(classes.prompts, tokenizer))
+        lengths = (train.matryoshka if train else None) or ()
         return cls(named, loader, classes, prompts, lengths)
 
     def scores(
         self, model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
-        """Retrieval in both directions, and zero-shot accuracy if there are classes. A collective.
+        """Retrieval in both directions; grounding of the phrases, and zero-shot accuracy, where there are such.
+
+        A collective.
 
         Args:
             model: as for `embed`.
@@ -157,6 +171,8 @@ class Evaluation:
             for length in self.lengths:
                 found = score_retrieval(features.first(length), share=True)
                 scores |= {f"matryoshka_{length}_{name}": found[name] for name in found if "_to_" in name}
+        if features.grounding is not None:
+            scores |= grounding_scores(features.grounding)
         if self.classes is None:
             return scores
         assert features.labels is not None, "checked before"
@@ -188,7 +204,7 @@ def evaluate_shards(
     rank, data = collectives.rank(), trained.config.data
     if val is not None:
         data = data.model_copy(update={"val": val})
-    evaluation = Evaluation.of(data, trained.tokenizer, classes, lengths=trained.config.train.matryoshka or ())
+    evaluation = Evaluation.of(data, trained.tokenizer, classes, train=trained.config.train)
     loader = evaluation.loader
     if out is not None:
         loader.ledger.write_to(ledger_of(out, rank), epoch=0, step=0)

@@ -101,6 +101,8 @@ def load_run(
         from mmdata.train.models.lora import merge_adapters
 
         merge_adapters(model)
+    if config.train.regions is not None:
+        model.compare_regions()
     return TrainedRun(
         model.to(device).eval(),
         config,

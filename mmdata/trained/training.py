@@ -67,8 +67,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
         loader = Loader.from_config(data, rank=rank, world_size=world_size)
     val: Evaluation | None = None
     if data.val:
-        lengths = config.train.matryoshka or ()
-        val = Evaluation.of(data, tokenizer, given_classes(data), setting="data.val.classes", lengths=lengths)
+        val = Evaluation.of(data, tokenizer, given_classes(data), setting="data.val.classes", train=config.train)
     loaders = [loader] if val is None else [loader, val.loader]
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config, learning = config.model, config.train

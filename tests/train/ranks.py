@@ -32,6 +32,7 @@ def make_model(dropout: float, **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
     config = ModelConfig(**{"dropout": dropout, "logit_bias_init": -10.0, **settings})
     model = DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
+    model.compare_regions()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # they begin at 0, and then those beside them have no gradient
             torch.nn.init.normal_(parameter)
@@ -56,6 +57,13 @@ def make_batch(rank: int, case: dict) -> Batch:
         batch["negative_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
         batch["negative_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
         batch["negative_valid"] = torch.arange(ROWS) != rank
+    if case.get("regions"):  # phrases that ranks share, a box without phrase, and rows with fewer boxes
+        corners = torch.rand(ROWS, 3, 2, 2, generator=generator).sort(2).values * 16
+        batch["boxes"] = corners.flatten(2)
+        batch["boxes_valid"] = (torch.rand(ROWS, 3, generator=generator) < 0.8) & batch["valid"][:, None]
+        batch["box_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, 3, LENGTH), generator=generator)
+        batch["box_attention_mask"] = torch.ones(ROWS, 3, LENGTH, dtype=torch.long)
+        batch["box_text_hash"] = torch.randint(0, 9, (ROWS, 3), generator=generator)
     if case.get("settings"):  # features of a teacher; a row has none
         teacher = torch.randn(2, ROWS, 6, generator=generator, dtype=torch.float64)
         teacher[0, rank] = torch.nan
@@ -68,6 +76,8 @@ def loss_function(case: dict) -> LossFunction:
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
     if case["loss"] in ("clip", "siglip", "multi_positive", "triplet"):
         settings = {"mask_false_negatives": case.get("mask_same", False), "positives": "image_hash"}
+        if case.get("regions"):
+            settings |= {"regions": {"weight": 0.7}, "region_miner": miner}
         return ContrastiveLoss(case["loss"], miner=miner, **settings, **case.get("settings", {}))
 
     def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:

@@ -49,6 +49,12 @@ CASES = {f"{loss}_{way}": {**LOSSES[loss], **WAYS[way]} for loss in LOSSES for w
 PREFIXES = {"loss": "clip", "settings": {"matryoshka": [2, 4], "distill": {"fields": {"image": "i", "text": "t"}}}}
 CASES |= {f"matryoshka_distill_{way}": {**PREFIXES, **WAYS[way]} for way in ("2_micro_same", "3_empty_dropout_micro")}
 CASES |= {
+    f"regions_{loss}_{way}": {**LOSSES[loss], **WAYS[way], "regions": True}
+    for loss in ("clip", "clip_top_k", "siglip", "multi_positive")
+    for way in ("2_micro_same", "3_empty_dropout_micro", "3_nothing_valid")
+}
+CASES["regions_matryoshka_2"] = {**PREFIXES, **WAYS["2_micro_same"], "regions": True}
+CASES |= {
     "clip_own_extra_2": {"loss": "clip_own_extra", "valid": [SOME, ALL], "micro_batch_size": 3},
     "clip_compiled_2": {"loss": "clip", "valid": [ALL, SOME], "compile": True, "dropout": 0.3, "micro_batch_size": 3},
     "clip_lora_2": {

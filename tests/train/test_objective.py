@@ -140,7 +140,7 @@ def negative_batch() -> dict[str, torch.Tensor]:
 
 def dense_with_extra(output: DualEncoderOutput, left_out: list[tuple[int, int]]) -> torch.Tensor:
     """InfoNCE whose image rows have the extra texts as further columns, but for some (row, extra), written out."""
-    images, texts, scale, _, extra = output
+    images, texts, scale, _, extra = output[:5]
     logits, further = scale * images @ texts.T, scale * images @ extra.T
     for row, column in left_out:
         further[row, column] = -torch.inf

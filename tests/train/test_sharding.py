@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "2": {"loss": "clip", "valid": [ALL, ALL]},
     "2_siglip_unequal_dropout": {"loss": "siglip", "valid": [SOME, FEW], "dropout": 0.3},
     "2_micro_dropout": {"loss": "clip", "valid": [ALL, SOME], "dropout": 0.3, "micro_batch_size": 3, "mask_same": True},
+    "2_micro_regions": {"loss": "clip", "valid": [ALL, SOME], "dropout": 0.3, "micro_batch_size": 3, "regions": True},
     "2_micro_of_one": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1},
     "2_micro_checkpointing": {
         "loss": "siglip",

@@ -129,6 +129,11 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
+    if "grounding_accuracy" in scores:
+        title = f"{scores['phrases']:,} phrases, each among the boxes of its image"
+        table = Table("grounding", "accuracy", "chance", title=title)
+        table.add_row("phrase → box", *(percent(scores[f"grounding_{name}"]) for name in ("accuracy", "chance")))
+        console.print(table)
     if "interpolation" in scores:
         keys = {name: RECALLS[name][0] for name in INTERPOLATED if RECALLS[name][0] in scores}
         table = Table("alpha", *keys, title="interpolated weights")

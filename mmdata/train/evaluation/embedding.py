@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.evaluation.grounding import ground_phrases
 from mmdata.train.keys import check_keys
 from mmdata.train.losses.pairs import first_features
 from mmdata.train.prefetch import copied
@@ -46,6 +47,7 @@ class Features:
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
         ids: int64 (N, 2), image and caption hashes; None where the batches have none.
         captions: all captions of rows that have several; None if no row has, or the loader gives one only.
+        grounding: float32 (N, 3), see `ground_phrases`; None where the model or the batches have no regions.
     """
 
     image: Tensor
@@ -54,6 +56,7 @@ class Features:
     labels: Tensor | None
     ids: Tensor | None
     captions: EvaluatedTexts | None = None
+    grounding: Tensor | None = None
 
     def first(self, width: int) -> Features:
         """The first `width` numbers of all features, normalised again (`train.matryoshka`)."""
@@ -127,9 +130,8 @@ def embed(
     if captions:
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             texts = _embed_captions(model, captions, joined["rows"], batch_size, group)
-    return Features(
-        joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=texts
-    )
+    known = {name: joined.get(name) for name in ("text", "labels", "ids", "grounding")}
+    return Features(joined["image"], rows=joined["rows"], captions=texts, **known)
 
 
 @torch.compiler.set_stance("force_eager")
@@ -156,8 +158,13 @@ def embed_texts(model: nn.Module, chunks: Sequence[Tensor], *, autocast_dtype: t
 def _features_of(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Features of the images, and of the texts if the batch has some."""
     if "input_ids" in batch:
-        image, text = model(batch)[:2]
-        return {"image": image.float(), "text": text.float()}
+        output: Any = model(batch)
+        features = {"image": output[0].float(), "text": output[1].float()}
+        regions = getattr(output, "region_features", None)
+        if regions is not None and "boxes_valid" in batch and "box_text_hash" in batch:
+            given = (batch["boxes_valid"], batch["box_text_hash"])
+            features["grounding"] = ground_phrases(regions, output.phrase_features, *given)
+        return features
     encode_image: Any = getattr(model, "encode_image", None)
     if encode_image is None:
         raise ValueError(

@@ -35,10 +35,10 @@ class FrozenEncoder:
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> DualEncoderOutput:
-        """Its features of this rank's rows, at least float32, without the negative captions; and its scale."""
+        """Its features of this rank's rows, at least float32, without negative captions and boxes; and its scale."""
         device = next(self.model.parameters()).device
         outputs: list[DualEncoderOutput] = []
-        positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
+        positives = {name: value for name, value in batch.items() if not name.startswith(("negative_", "box"))}
         for part in split(positives, self.micro_batch_size or len(batch["valid"])):
             with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
                 outputs.append(cast(DualEncoderOutput, self.model(part)))

@@ -41,6 +41,9 @@ class DualEncoderOutput(NamedTuple):
             loss takes no scale, such as triplet.
         logit_bias: scalar; None from a model without bias.
         negative_text_features: (B, D) of the batch's negative captions, likewise; None if the batch has none.
+        region_features: (B, M, D) of the batch's boxes, likewise; None if it has none, or the model does not compare
+            regions (`DualEncoder.compare_regions`).
+        phrase_features: (B, M, D) of their phrases, likewise.
 
     Example:
         The forward of a model of your own may return DualEncoderOutput(image_features, text_features, scale.exp()).
@@ -51,6 +54,8 @@ class DualEncoderOutput(NamedTuple):
     logit_scale: Tensor | None = None
     logit_bias: Tensor | None = None
     negative_text_features: Tensor | None = None
+    region_features: Tensor | None = None
+    phrase_features: Tensor | None = None
 
 
 class DualEncoder(nn.Module):
@@ -58,7 +63,9 @@ class DualEncoder(nn.Module):
 
     Args:
         image_tower: (B, 3, H, W) floats to (B, width). One that has `takes_patches = True` also takes batches of native
-            resolution: (B, N, patch_size² · 3) floats, pixel_attention_mask and spatial_shapes.
+            resolution: (B, N, patch_size² · 3) floats, pixel_attention_mask and spatial_shapes. One that has
+            `takes_boxes = True` also takes boxes=(B, M, 4) in pixels, and then gives features of the images and of the
+            boxes, (B, width) and (B, M, width).
         text_tower: (B, L) input_ids and attention_mask to (B, width).
         image_projection: (B, width) to (B, D).
         text_projection: (B, width) to (B, D).
@@ -69,6 +76,7 @@ class DualEncoder(nn.Module):
     Attributes:
         max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; inf, no bound, in one with a
             bias, as in SigLIP. May be set to another one.
+        compares_regions: `compare_regions` was called.
         embed_dim: D, of a model from settings; None: known from its outputs only.
 
     Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
@@ -97,6 +105,7 @@ class DualEncoder(nn.Module):
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
         self.set_pixel_stats(*pixel_stats)
         self._frozen: list[nn.Module] = []
+        self.compares_regions = False
         self.embed_dim: int | None = None
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
@@ -165,6 +174,26 @@ class DualEncoder(nn.Module):
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255, persistent=False)
 
+    def compare_regions(self) -> None:
+        """Give features of regions and phrases too, for batches that have them (`train.regions`).
+
+        A region is the mean of its patches (RoIAlign) behind the image tower's last norm, and goes into the common
+        space through the projection, or the pooling of SigLIP, of whole images: no weight is new.
+
+        Raises:
+            ConfigError: the image tower has no patches to pool.
+
+        Source: regions against phrases: RegionCLIP (arXiv:2112.09106), FG-CLIP (arXiv:2505.05071); patches of a ViT
+        pooled by RoIAlign: CLIPSelf (arXiv:2310.01403).
+        """
+        if not getattr(self.image_tower, "takes_boxes", False):
+            tower: Any = getattr(self.image_tower, "model", self.image_tower)
+            raise ConfigError(
+                f"train.regions: {type(tower).__name__} has no patches that boxes can be pooled from; take a CLIP, "
+                "SigLIP or SigLIP 2 as the image tower, or model.name micro, tiny, small or base"
+            )
+        self.compares_regions = True
+
     def freeze(self, *parts: Literal["image", "text", "logit_scale"]) -> None:
         """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains. Or the scale.
 
@@ -196,14 +225,24 @@ class DualEncoder(nn.Module):
             raise ValueError(
                 "the batch has no texts, and a dual encoder compares images with texts: set data.tokenizer"
             )
+        native = batch.get("pixel_attention_mask"), batch.get("spatial_shapes")
+        regions = phrases = None
+        if self.compares_regions and "boxes" in batch and "box_input_ids" in batch and "box_attention_mask" in batch:
+            images, regions = self.encode_regions(batch["pixel_values"], batch["boxes"], *native)
+            ids, mask = (batch[name].flatten(0, 1) for name in ("box_input_ids", "box_attention_mask"))  # (B * M, T)
+            phrases = self.encode_text(ids, mask).unflatten(0, batch["boxes"].shape[:2])
+        else:
+            images = self.encode_image(batch["pixel_values"], *native)
         return DualEncoderOutput(
-            self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
+            images,
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
             self.logit_scale.exp().clamp(max=self.max_logit_scale),
             None if self.logit_bias is None else self.logit_bias * 1.0,
             self.encode_text(batch["negative_input_ids"], batch["negative_attention_mask"])
             if "negative_input_ids" in batch and "negative_attention_mask" in batch
             else None,
+            regions,
+            phrases,
         )
 
     def encode_image(
@@ -220,16 +259,35 @@ class DualEncoder(nn.Module):
         Raises:
             ValueError: patches, but the image tower takes whole images.
         """
+        return _normalize(self.image_projection(self._tower_of(pixel_values, pixel_attention_mask, spatial_shapes)))
+
+    def encode_regions(
+        self,
+        pixel_values: Tensor,
+        boxes: Tensor,
+        pixel_attention_mask: Tensor | None = None,
+        spatial_shapes: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Images and what is in their boxes, (B, M, 4) in pixels: L2-normalised (B, D) and (B, M, D).
+
+        The others are as for `encode_image`; see `compare_regions` for the image towers that can do it.
+        """
+        found = self._tower_of(pixel_values, pixel_attention_mask, spatial_shapes, boxes=boxes)
+        images, regions = (_normalize(self.image_projection(each)) for each in found)
+        return images, regions
+
+    def _tower_of(self, pixel_values: Tensor, mask: Tensor | None, shapes: Tensor | None, **boxes: Tensor) -> Any:
+        """What the image tower gives."""
         pixels = standardized(pixel_values, self.pixel_mean, self.pixel_std)
-        if pixel_attention_mask is None:
-            return _normalize(self.image_projection(self.image_tower(pixels)))
+        if mask is None:
+            return self.image_tower(pixels, **boxes)
         if not getattr(self.image_tower, "takes_patches", False):
             raise ValueError(
                 "the batch has patches (data.image_patches), and the image tower takes whole images: set "
                 "data.image_size or data.image_buckets in its place, or choose a SigLIP 2 NaFlex model "
                 "(model_type siglip2)"
             )
-        return _normalize(self.image_projection(self.image_tower(pixels, pixel_attention_mask, spatial_shapes)))
+        return self.image_tower(pixels, mask, shapes, **boxes)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, L) token numbers and mask to L2-normalised (B, D)."""

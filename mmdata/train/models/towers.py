@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmdata.train.models.region_pooling import pool_boxes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
@@ -44,7 +46,7 @@ class Towers(NamedTuple):
     """What a dual encoder is made of.
 
     Attributes:
-        image: (B, 3, H, W) floats to (B, image_width).
+        image: (B, 3, H, W) floats to (B, image_width); see `DualEncoder`.
         image_width: features of the image tower.
         text: (B, L) input_ids and attention_mask to (B, text_width).
         text_width: features of the text tower.
@@ -194,6 +196,8 @@ class ImageTower(nn.Module):
         patch_dropout: share of patches that training leaves out; see `drop_patches`.
     """
 
+    takes_boxes = True
+
     def __init__(
         self, preset: Preset, *, dropout: float = 0.0, patch_dropout: float = 0.0, gradient_checkpointing: bool = False
     ) -> None:
@@ -211,8 +215,8 @@ class ImageTower(nn.Module):
         self.patches = nn.Sequential(*layers, PatchConv(channels, self.width, rest, stride=rest))
         self.transformer = Transformer(preset, self.width, dropout, gradient_checkpointing)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """(B, 3, H, W) normalised floats to (B, width).
+    def forward(self, pixel_values: Tensor, boxes: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """(B, 3, H, W) normalised floats to (B, width); with boxes (B, M, 4) in pixels also theirs, (B, M, width).
 
         Raises:
             ValueError: H or W is not a multiple of the patch size.
@@ -229,7 +233,9 @@ class ImageTower(nn.Module):
         x = x + positions_2d(grid.shape[2], grid.shape[3], self.width, like=x)
         if self.patch_dropout and self.training:
             x = drop_patches(x, self.patch_dropout)  # (B, K, width)
-        return self.transformer(x).mean(1)  # (B, width)
+        x = self.transformer(x)
+        pooled = x.mean(1)  # (B, width)
+        return pooled if boxes is None else (pooled, pool_boxes(x, boxes / self.patch_size, tuple(grid.shape[2:])))
 
 
 def drop_patches(x: Tensor, share: float, *, prefix: int = 0, valid: Tensor | None = None) -> Tensor:

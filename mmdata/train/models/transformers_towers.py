@@ -22,6 +22,7 @@ from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 from transformers.utils.hub import cached_file
 
 from mmdata.errors import ConfigError
+from mmdata.train.models.region_pooling import pool_boxes
 from mmdata.train.models.towers import PatchConv, autocast_dtype, drop_patches, masked_mean, patches_left
 
 ATTENTION = "sdpa_masked"
@@ -137,18 +138,39 @@ class AnyImageTower(nn.Module):
         self.options: dict[str, Any] = (
             {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
         )
+        self.takes_boxes = model.config.model_type in ("clip_vision_model", "siglip_vision_model")
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    def forward(self, pixel_values: Tensor, boxes: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         output = self.model(pixel_values=pixel_values, **self.options)
         pooled = getattr(output, "pooler_output", None)
+        hidden: Tensor = output.last_hidden_state  # (B, T, width), or (B, width, h, w) of a convolutional net
         if pooled is None:
-            hidden: Tensor = output.last_hidden_state  # (B, T, width), or (B, width, h, w) of a convolutional net
-            return hidden.mean(1) if hidden.ndim == 3 else hidden.mean((2, 3))
-        return pooled.flatten(1)  # (B, width)
+            pooled = hidden.mean(1) if hidden.ndim == 3 else hidden.mean((2, 3))
+        pooled = pooled.flatten(1)  # (B, width)
+        if boxes is None:
+            return pooled
+        size = int(self.model.config.patch_size)
+        rows, columns = (side // size for side in pixel_values.shape[2:])
+        patches = hidden[:, -rows * columns :]  # behind the class token
+        if self.model.config.model_type == "clip_vision_model":  # normalises the class token alone
+            patches = self.model.post_layernorm(patches)
+        return pooled, _pool_regions(self.model, patches, boxes / size, (rows, columns))
+
+
+def _pool_regions(model: Any, patches: Tensor, boxes: Tensor, shapes: tuple[int, int] | Tensor) -> Tensor:
+    """Features (B, M, width) of regions from patches (B, N, width) behind the last norm.
+
+    SigLIP's pooling attends to the patches of a whole image. It takes the mean of a region as its only patch: what is
+    left are its values and its MLP, which lead to the common space (as MaskCLIP does, arXiv:2112.01071).
+    """
+    regions, head = pool_boxes(patches, boxes, shapes), getattr(model, "head", None)
+    return regions if head is None else head(regions.flatten(0, 1)[:, None]).unflatten(0, regions.shape[:2])
 
 
 class ClipImageTower(nn.Module):
     """CLIP's vision model and its projection."""
+
+    takes_boxes = True
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -156,14 +178,17 @@ class ClipImageTower(nn.Module):
         self.projection = model.visual_projection
         self.patch_size = int(model.config.vision_config.patch_size)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.projection(self.tower(pixel_values))  # (B, D)
+    def forward(self, pixel_values: Tensor, boxes: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if boxes is None:
+            return self.projection(self.tower(pixel_values))  # (B, D)
+        pooled, regions = self.tower(pixel_values, boxes)
+        return self.projection(pooled), self.projection(regions)  # (B, D) and (B, M, D)
 
 
 class Siglip2ImageTower(nn.Module):
     """SigLIP 2 with native aspect ratios (NaFlex): takes patches; whole images are cut into patches here."""
 
-    takes_patches = True
+    takes_patches = takes_boxes = True
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -173,8 +198,12 @@ class Siglip2ImageTower(nn.Module):
         self.patch_dropout = 0.0
 
     def forward(
-        self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
-    ) -> Tensor:
+        self,
+        pixel_values: Tensor,
+        pixel_attention_mask: Tensor | None = None,
+        spatial_shapes: Tensor | None = None,
+        boxes: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if pixel_attention_mask is None or spatial_shapes is None:
             pixel_values, pixel_attention_mask, spatial_shapes = self._cut(pixel_values)
         size, values = self.patch_size, pixel_values.shape[2]
@@ -186,7 +215,11 @@ class Siglip2ImageTower(nn.Module):
         # The library reads shapes one by one, and would wait for a GPU at each. A `Batch` has them on the CPU.
         shapes = spatial_shapes.cpu()
         if not (self.patch_dropout and self.training):
-            return self.model(pixel_values, pixel_attention_mask, shapes).pooler_output  # (B, D)
+            output = self.model(pixel_values, pixel_attention_mask, shapes)
+            pooled: Tensor = output.pooler_output  # (B, D)
+            if boxes is None:
+                return pooled
+            return pooled, _pool_regions(self.model, output.last_hidden_state, boxes / size, shapes)
         # Positions are added in the embeddings, and need the shapes of whole images: patches are dropped behind them.
         drop = partial(_after_embeddings, share=self.patch_dropout, valid=pixel_attention_mask.bool())
         with self.model.embeddings.register_forward_hook(drop):

@@ -43,12 +43,16 @@ class ContrastiveLoss:
 
     Args:
         loss: the name of a loss, as in `train.loss`, or all settings of the section train.
-        miner: chooses negatives; None keeps all. The settings' own miner is made by `make_loss`.
+        miner: chooses negatives; None keeps all. The settings' own miners are made by `make_loss`.
+        region_miner: of the loss of `regions`, likewise.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
             Needs `mask_false_negatives` and the hashes.
         teacher: what the frozen model of `distill` makes of the batch; None where the batch has its features.
         settings: with a name: further settings of the section train, such as `positives` and `loss_precision`.
             `mask_false_negatives` is True if it is not given, and asks for no hashes.
+
+    Attributes:
+        region_loss: scalar of the last call, detached and not weighted; None without `regions`.
 
     Raises:
         ValueError: an unknown loss or setting; a queue with a loss that takes none.
@@ -59,6 +63,7 @@ class ContrastiveLoss:
         loss: LossName | TrainConfig = "clip",
         *,
         miner: AnyMiner | None = None,
+        region_miner: AnyMiner | None = None,
         queue: FeatureQueue | None = None,
         teacher: DualEncoderOutput | None = None,
         **settings: Any,
@@ -67,6 +72,7 @@ class ContrastiveLoss:
             given = {"loss": loss, "mask_false_negatives": True} | settings
             loss = parse(TrainConfig, given, origin="ContrastiveLoss")
         self.config, self.miner, self.queue, self.teacher = loss, miner, queue, teacher
+        self.region_miner, self.region_loss = region_miner, None
         name = loss.loss
         if queue is not None and name != "clip":
             raise ValueError(
@@ -98,9 +104,9 @@ class ContrastiveLoss:
                 f"{needs} needs a scale, and the model's output has none: return DualEncoderOutput("
                 "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
             )
-        loss = self._of(output, batch)
-        if lengths := self.config.matryoshka:
-            parts = [self._of(_first(output, length), batch) for length in lengths]
+        parts = [self._of(_first(output, length), batch) for length in self.config.matryoshka or ()]
+        loss = self._of(output, batch)  # the last, for region_loss
+        if parts:
             loss = torch.stack([loss, *parts]).mean()
         # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
         for value in (scale, bias):
@@ -108,32 +114,55 @@ class ContrastiveLoss:
         return loss
 
     def _of(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        """The loss of these features, distillation included."""
+        """The loss of these features, regions and distillation included."""
         loss, config, scale = self._contrast(output, batch), self.config.distill, output.logit_scale
+        if self.config.regions is not None:
+            of_regions = self._contrast_regions(output, batch)
+            self.region_loss, loss = of_regions.detach(), loss + self.config.regions.weight * of_regions
         if config is None or scale is None:
             return loss
         given: dict[str, Any] = {"teacher": self._taught(config, batch), "valid": batch["valid"]}
         return loss + config.weight * losses.distill_loss(output.image_features, output.text_features, scale, **given)
 
     def _contrast(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
-        name, precision, captions = self.config.loss, self.config.loss_precision, output.negative_text_features
-        if precision == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
-            precision = "bf16"
+        images, captions = output.image_features, output.negative_text_features
         given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
+        if self.config.loss == "multi_positive":
+            given["labels"] = self._labels(batch)
+        if self.queue is not None:
+            given["same"] = keys_of(batch)
+        if self.config.loss == "clip" and (self.queue is not None or captions is not None):
+            extra = self._extra(captions, batch, width=images.shape[1], with_keys=len(given["same"]) > 0)
+            given["extra_images"], given["extra_texts"] = extra
+        return self._named_loss(images, output.text_features, output, given)
+
+    def _contrast_regions(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
+        """The loss with regions as images and phrases as texts: B * M rows, of which those without phrase count not."""
+        regions, phrases, valid = output.region_features, output.phrase_features, batch.get("boxes_valid")
+        if regions is None or phrases is None or valid is None or "box_text_hash" not in batch:
+            lacks = "batch has no boxes with phrases" if valid is None else "model's output has no region_features"
+            raise ValueError(
+                f"train.regions: the {lacks}: set data.targets.boxes and data.targets.box_texts, and call "
+                "DualEncoder.compare_regions(), or give region_features and phrase_features of a model of your own"
+            )
+        phrase = batch["box_text_hash"].flatten()
+        given = {"valid": valid.flatten() & (phrase != 0), "same": [phrase], "miner": self.region_miner}
+        given |= {"labels": phrase} if self.config.loss == "multi_positive" else {}
+        return self._named_loss(regions.flatten(0, 1), phrases.flatten(0, 1), output, given)
+
+    def _named_loss(self, images: Tensor, texts: Tensor, output: DualEncoderOutput, given: dict[str, Any]) -> Tensor:
+        """The loss that the settings name, with the output's scale and bias."""
+        name, scale, bias, precision = self.config.loss, *output[2:4], self.config.loss_precision
         if name == "triplet":
             return losses.triplet_loss(images, texts, **given)
         assert scale is not None, "checked before"
         if name == "multi_positive":
-            return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
+            return losses.multi_positive_loss(images, texts, scale, **given)
+        if precision == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
+            precision = "bf16"
         if name == "siglip":
             assert bias is not None, "check_fits"
             return losses.siglip_loss(images, texts, scale, bias, precision=precision, **given)
-        if self.queue is not None:
-            given["same"] = keys_of(batch)
-        if self.queue is not None or captions is not None:
-            extra = self._extra(captions, batch, width=images.shape[1], with_keys=len(given["same"]) > 0)
-            given["extra_images"], given["extra_texts"] = extra
         return losses.clip_loss(images, texts, scale, precision=precision, **given)
 
     def _taught(self, config: DistillConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor | float]:
@@ -205,9 +234,8 @@ class ContrastiveLoss:
 def _first(output: DualEncoderOutput, width: int) -> DualEncoderOutput:
     """The output with the first `width` numbers of all features."""
     images, texts = (first_features(each, width) for each in (output.image_features, output.text_features))
-    captions = output.negative_text_features
-    captions = None if captions is None else first_features(captions, width)
-    return DualEncoderOutput(images, texts, output.logit_scale, output.logit_bias, captions)
+    more = (None if each is None else first_features(each, width) for each in output[4:])
+    return DualEncoderOutput(images, texts, output.logit_scale, output.logit_bias, *more)
 
 
 def make_loss(
@@ -230,10 +258,12 @@ def make_loss(
         ValueError: settings that do not fit together.
         ConfigError: a miner that cannot be made.
     """
-    miner = configured(config.miner) if config.miner is not None and step >= config.mining_after_steps else None
+    given = {"train.miner": config.miner, "train.regions.miner": config.regions and config.regions.miner}
+    mines = step >= config.mining_after_steps
+    miner, region_miner = (configured(each, key) if each and mines else None for key, each in given.items())
     if teacher_mask is not None:
         miner = teacher_mask if miner is None else Chain((teacher_mask, miner))
-    return ContrastiveLoss(config, miner=miner, queue=queue, teacher=teacher)
+    return ContrastiveLoss(config, miner=miner, region_miner=region_miner, queue=queue, teacher=teacher)
 
 
 def check_loss(
@@ -265,8 +295,12 @@ def check_loss(
         raise ConfigError(f"train.{error}") from error
 
 
-def configured(config: NamedMinerConfig) -> AnyMiner:
+def configured(config: NamedMinerConfig, key: str = "train.miner") -> AnyMiner:
     """The miner alone, or in a chain after the miners that leave out false negatives.
+
+    Args:
+        config: of the miner.
+        key: the setting that names it, for messages.
 
     Raises:
         ConfigError: a user's class that does not exist or does not take its arguments, or a value out of range.
@@ -278,45 +312,43 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
         if config.drop_hardest is not None:
             parts.append(miners.DropHardest(config.drop_hardest))
         if isinstance(config, UserConfig):
-            parts.append(_of_user(config))
+            parts.append(_of_user(config, key))
         else:
             parts.append(BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields})))
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"train.miner: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     return parts[0] if len(parts) == 1 else miners.Chain(tuple(parts))
 
 
-def _of_user(config: UserConfig) -> AnyMiner:
+def _of_user(config: UserConfig, key: str) -> AnyMiner:
     target, given = config.target, config.arguments
     try:
         kind: Any = resolve_name(target)
     except ImportError as error:
         where = where_to_look(error, target.partition(":")[0])
-        raise ConfigError(f"train.miner.target '{target}': cannot be imported: {error}{where}") from error
+        raise ConfigError(f"{key}.target '{target}': cannot be imported: {error}{where}") from error
     except (AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"train.miner.target '{target}': expected 'module:function' or 'module:Class' ({error})"
-        ) from error
+        raise ConfigError(f"{key}.target '{target}': expected 'module:function' or 'module:Class' ({error})") from error
     try:
         miner = kind if isfunction(kind) else kind(**given)
         if not isinstance(miner, BlockMiner):
             signature(miner).bind("scores", "positives", "negatives", **(given if miner is kind else {}))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"train.miner.arguments {given} of '{target}': {error}; a miner is called with (scores, positives, "
+            f"{key}.arguments {given} of '{target}': {error}; a miner is called with (scores, positives, "
             "negatives), and a function with the arguments too"
         ) from error
-    return _UserMiner(target, partial(kind, **given) if miner is kind else miner)
+    return _UserMiner(target, key, partial(kind, **given) if miner is kind else miner)
 
 
 class _UserMiner:
     """A user's miner, which messages call by its target. A ValueError in it ends the run with a traceback."""
 
-    def __init__(self, target: str, miner: AnyMiner) -> None:
+    def __init__(self, target: str, key: str, miner: AnyMiner) -> None:
         self.__qualname__ = target
-        self._miner = miner
+        self._key, self._miner = key, miner
 
     def block(self, side: Side, rows: slice) -> Miner:
         """The miner for these anchors; see `BlockMiner`."""
@@ -325,6 +357,6 @@ class _UserMiner:
             try:
                 return for_block(self._miner, side, rows)(scores, positives, negatives)
             except ValueError as error:  # a command would show it in one line, without its place
-                raise RuntimeError(f"train.miner.target '{self.__qualname__}': {error}") from error
+                raise RuntimeError(f"{self._key}.target '{self.__qualname__}': {error}") from error
 
         return mine

@@ -74,6 +74,10 @@ def _with_rows(blank: Batch) -> Batch:
     batch |= {name: rows for name in ("image_hash", "caption_hash", "negative_caption_hash") if name in batch}
     if "negative_valid" in batch:
         batch["negative_valid"] = torch.ones_like(batch["negative_valid"])
+    if "boxes_valid" in batch:
+        batch["boxes_valid"] = torch.ones_like(batch["boxes_valid"])
+    if "box_text_hash" in batch:
+        batch["box_text_hash"] = torch.arange(1, batch["box_text_hash"].numel() + 1).view_as(batch["box_text_hash"])
     batch["keys"] = [str(row) for row in range(len(rows))]
     return cast(Batch, batch)
 

@@ -23,6 +23,7 @@ from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.log.meter import Meter
 from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.memory.kept import RunMemory
+from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -105,6 +106,8 @@ class Trainer:
         # A model of your own may have a bias that shows in its output only.
         has_bias = getattr(model, "logit_bias", model) is not None
         check_loss(config, has_bias=has_bias, embed_dim=getattr(model, "embed_dim", None))
+        if config.regions is not None and isinstance(model, DualEncoder):  # before averages are copies of it
+            model.compare_regions()
         if (teacher is None) == (config.distill is not None and config.distill.teacher is not None):
             raise ConfigError("train.distill.teacher and Trainer(teacher=model) belong together: give both, or neither")
 
@@ -226,6 +229,8 @@ class Trainer:
         self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
         self.updates.made(self.step, batch, output.loss, norm)
+        if loss.region_loss is not None:
+            self.meter.add_region_loss(loss.region_loss)
         self.step += 1
         self.epoch_step += 1
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
