@@ -236,8 +236,8 @@ def _render_chunk(out: Path, settings: Settings, chunk: Chunk) -> Rendered:
 def _render_picture(out: Path, settings: Settings, number: int, *, part: str) -> tuple[Row, list[Row]]:
     picture = make_picture(settings, part, number)
     path = image_path(number, EXTENSIONS[picture.look.format])
-    row = {"image": path, "captions": picture.captions}
     truth = _write_picture(out / part, path, picture.scene, picture.look)
+    row = {"image": path, "captions": picture.captions, "boxes": _phrased(truth)}
     if settings.families is None:
         return row | {"label": label(picture.scene)}, [truth]
     if part == "val":
@@ -267,6 +267,14 @@ def _write_picture(root: Path, path: str, scene: Scene, look: Look) -> Row:
         "boxes": [[round(value, 2) for value in box] for box in boxes(scene, look)],
         "background": [look.texture, look.tone],
     }
+
+
+def _phrased(truth: Row) -> list[Row]:
+    """The boxes of a picture as COCO has them, left, top, width and height, each with what is in it."""
+    things = zip(truth["boxes"], (truth["first"], truth["second"]), strict=True)
+    return [
+        {"bbox": [left, top, width, height], "phrase": " ".join(thing)} for (top, left, height, width), thing in things
+    ]
 
 
 def _backdrop(look: Look) -> Backdrop:

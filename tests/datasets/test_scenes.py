@@ -154,7 +154,7 @@ def test_render_lays_files_out_like_a_users_corpus(corpus: Path, rows: Rows):
         assert {row["image"] for row in table} == written
         assert sorted(path.name for path in (corpus / part / "images").iterdir()) == folders
         assert [row["image"] for row in table] == [row["image"] for row in rows(f"{part}/truth.jsonl")]
-        assert all(set(row) == {"image", "captions", "label"} for row in table)
+        assert all(set(row) == {"image", "captions", "label", "boxes"} for row in table)
         assert all(3 <= len(row["captions"]) == len(set(row["captions"])) <= 5 for row in table)
 
 
@@ -226,6 +226,14 @@ def test_command_explains_what_it_cannot_do(tmp_path: Path):
 
 
 # Pictures
+
+
+def test_phrases_are_true_of_their_boxes(rows: Rows):
+    for part in ("train", "val"):
+        for row, truth in zip(rows(f"{part}/captions.jsonl"), rows(f"{part}/truth.jsonl"), strict=True):
+            corners = [box["bbox"] for box in row["boxes"]]
+            assert corners == [[left, top, width, height] for top, left, height, width in truth["boxes"]]
+            assert [box["phrase"].split() for box in row["boxes"]] == [truth["first"], truth["second"]]
 
 
 @pytest.mark.parametrize("part", ["train", "pairs"])
