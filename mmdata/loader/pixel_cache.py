@@ -8,13 +8,13 @@ number of threads and processes write without a lock.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import platform
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,14 @@ from mmdata.images.pixels import PixelTransform, SmallImage, small_sizes
 from mmdata.index import Index
 from mmdata.safe_read import open_regular
 from mmdata.storage import ShardCache
-from mmdata.storage.cache import GB
-from mmdata.system import BINARY, IS_POSIX, lock_file, read_at, read_into, write_at
+from mmdata.storage.cache import GB, PIXELS
+from mmdata.system import IS_POSIX, lock_file, read_at, read_into, write_at
 
 logger = logging.getLogger("mmdata")
 
-FORMAT = 1
-"""Version of the file."""
 HASH_BYTES, SHOWN_BYTES = 8, 32
-ENDING = ".pixels"
 WHAT = "cache of pixels"
-DECODERS = ("simplejpeg", "pillow", "pillow-heif", "torch")
+DECODERS = ("simplejpeg", "pillow", "torch")
 """Packages of which another version may give other pixels."""
 
 
@@ -66,16 +63,23 @@ class PixelCache:
     """
 
     def __init__(self, index: Index, transform: PixelTransform, folder: Path, *, max_bytes: int) -> None:
-        key = json.dumps(_key(index, transform))
-        self._seed = hash64(key.encode()) % 2**64
-        self.path = folder / f"{self._seed:016x}{ENDING}"
-        self._max_bytes, self._file, self._is_filled = max_bytes, None, True
+        key = json.dumps(_key(index, transform)).encode()
+        self._seed = hash64(key) % 2**64
+        self._folder = ShardCache(folder, max_bytes=max_bytes)
+        self.path = folder / f"{hashlib.sha256(key).hexdigest()}{PIXELS}"
+        self._file: int | None = None
+        self._is_filled = True
         assert transform.shorter_side is not None
         self._sizes = small_sizes(_first_sizes(index, transform.shorter_side, max_bytes), transform.shorter_side)
         self._offsets = _offsets(self._sizes)
-        self.rows = self._rows_in(max_bytes)
+        self.rows = len(self._sizes)
         self._open()
-        self._say(len(index))
+        logger.log(
+            logging.INFO if self.rows == len(index) else logging.WARNING,
+            "data.loading.cache_pixels_gb: decoded images of %d rows of %d (%.0f %%) are kept in '%s', %.3g GB; others "
+            "are decoded in each epoch",
+            *(self.rows, len(index), 100 * self.rows / max(1, len(index)), self.path, self._offsets[self.rows] / GB),
+        )
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, transform: PixelTransform) -> Self | None:
@@ -125,37 +129,22 @@ class PixelCache:
     def _hash(self, row: int, body: NDArray[np.uint8]) -> bytes:
         return fast_hash(body.data, seed=(self._seed + row) % 2**64).to_bytes(HASH_BYTES, "little", signed=True)
 
-    def _rows_in(self, room: int) -> int:
-        """The number of first rows whose records have as many bytes, or fewer."""
-        return int(np.searchsorted(self._offsets, room, side="right")) - 1
-
     def _open(self) -> None:
         """Open the file, and make room for it. One that this user may not write is read."""
         try:
-            with _locked(self.path.parent):
+            with self._folder.locked():
                 self.path.touch()  # its time says when it was used last
                 self._file = open_regular(self.path, WHAT, flags=os.O_RDWR)
-                if IS_POSIX:
+                if IS_POSIX:  # elsewhere no open file can be removed, and bytes are locked
                     lock_file(self._file, shared=True)
-                self.rows = self._rows_in(self._make_room(int(self._offsets[-1])))
+                own = os.fstat(self._file).st_size
+                room = max(0, own + self._folder.make_room(int(self._offsets[-1]) - own))
+            self.rows = int(np.searchsorted(self._offsets, room, side="right")) - 1
             os.ftruncate(self._file, int(self._offsets[self.rows]))  # says what it may take, and takes nothing yet
         except OSError as error:
             self._end_filling(error)
             with suppress(OSError):
                 self._file = open_regular(self.path, WHAT) if self._file is None else self._file
-
-    def _make_room(self, needed: int) -> int:
-        """The bytes that the file may have; files that no process uses are removed until they are `needed`."""
-        found: list[tuple[int, int, Path]] = []
-        for path in self.path.parent.glob(f"*{ENDING}"):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                found.append((status.st_mtime_ns, 0 if path == self.path else status.st_size, path))
-        room = self._max_bytes - sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if size and room < needed and _remove_unused(path):
-                room += size
-        return max(0, room)
 
     def _end_filling(self, error: OSError) -> None:
         if self._is_filled:
@@ -167,34 +156,17 @@ class PixelCache:
                 explain(error),
             )
 
-    def _say(self, of_rows: int) -> None:
-        """Log how many rows have a place, and the size at which all would have one."""
-        words = "decoded images of %d rows of %d (%.0f %%) are kept in '%s', %.3g GB"
-        values = (self.rows, of_rows, 100 * self.rows / max(of_rows, 1), self.path, self._offsets[self.rows] / GB)
-        if self.rows == of_rows:
-            logger.info(words, *values)
-        else:
-            needed = self._offsets[-1] / len(self._sizes) * of_rows / GB
-            remedy = "the others are decoded in each epoch; data.loading.cache_pixels_gb of about %.2g has room for all"
-            logger.warning(f"{words}; {remedy}", *values, needed)
-
 
 def _key(index: Index, transform: PixelTransform) -> dict[str, Any]:
     """What the pixels and their places depend on, as JSON."""
-    versions: dict[str, str | None] = {}
-    for package in DECODERS:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     return {
-        "format": FORMAT,
+        "format": 1,
         "index": index.fingerprint,
         "shorter_side": transform.shorter_side,
         "exact": transform.exact,
+        "decoders": {package: version(package) for package in DECODERS},
         # torch resizes with other instructions on other processors, and may round otherwise.
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
-        **versions,
     }
 
 
@@ -203,10 +175,8 @@ def _first_sizes(index: Index, shorter_side: int, max_bytes: int) -> NDArray[np.
     found, taken = [np.empty((0, 2), np.int64)], 0
     for number in range(index.num_shards):
         shard = index.shard(number)
-        height, width = shard.fixed("height"), shard.fixed("width")
-        is_turned = shard.fixed("orientation") >= 5
-        upright = np.stack([np.where(is_turned, width, height), np.where(is_turned, height, width)], axis=1)
-        found.append(upright.astype(np.int64))
+        stored = np.stack([shard.fixed("height"), shard.fixed("width")], axis=1).astype(np.int64)
+        found.append(np.where(shard.fixed("orientation")[:, None] >= 5, stored[:, ::-1], stored))
         taken += int(_offsets(small_sizes(found[-1], shorter_side))[-1])
         if taken > max_bytes:
             break
@@ -216,29 +186,3 @@ def _first_sizes(index: Index, shorter_side: int, max_bytes: int) -> NDArray[np.
 def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the records of images of these sizes (n, 2) begin in the file, and where the last one ends: (n + 1,)."""
     return np.concatenate([[0], (HASH_BYTES + SHOWN_BYTES + 3 * sizes.prod(axis=1)).cumsum()])
-
-
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Hold the lock of the folder while files of it are opened or removed."""
-    if IS_POSIX:
-        with ShardCache(folder).locked():
-            yield
-    else:  # there no open file can be removed
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-
-
-def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process has it open; whether it is gone."""
-    try:
-        if IS_POSIX:
-            descriptor = os.open(path, os.O_RDWR | BINARY)
-            try:
-                lock_file(descriptor)
-            finally:
-                os.close(descriptor)
-        path.unlink()
-    except OSError:  # in use, or of another user
-        return False
-    return True

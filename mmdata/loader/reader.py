@@ -81,8 +81,7 @@ class RowReader:
     def image(self, i: int) -> EncodedImage:
         """The encoded image, with the row as number; raises BadSample if it is not the one indexed."""
         if self._kept is not None and (small := self._kept.read(int(self.rows[i]))) is not None:
-            image_format = FORMATS[self._columns["image_format"][i]]
-            return EncodedImage(b"", image_format, int(self._columns["orientation"][i]), int(self.rows[i]), small=small)
+            return EncodedImage(b"", "", 1, int(self.rows[i]), small=small)
         image = self.stored_image(i)
         if fast_hash(image.data) != self._columns["image_xxh3"][i]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")

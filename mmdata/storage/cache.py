@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 GB = 10**9
 LOCK_NAME = ".lock"
+PIXELS = ".pixels"
+"""Ending of a file of decoded images, which is not removed while a process has it locked."""
 POLL_S = 0.05
 """Wait before asking again for a file that another process is fetching."""
 _SPARE = 0.02  # share of the cache that is freed together, so that the folder is not listed for each small file
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_ENTRY = re.compile(r"[0-9a-f]{64}(?:\.(\d+)\.part)?")
+_ENTRY = re.compile(rf"[0-9a-f]{{64}}(?:\.(\d+)\.part|\{PIXELS})?")
 
 
 class Remote(NamedTuple):
@@ -197,6 +199,10 @@ class ShardCache:
             _unlock(lock)
             os.close(lock)
 
+    def make_room(self, needed: int) -> int:
+        """The bytes, up to `needed`, that the caller may add, who holds the folder's lock."""
+        return min(needed, self.max_bytes - self._evict(self.max_bytes - needed))
+
     def _make_room(self, lock: int, needed: int) -> bool:
         """Reserve `needed` bytes, removing the least recently used files; False if parts in progress leave no room."""
         total = _read_total(lock)
@@ -302,11 +308,15 @@ def default_folder() -> Path:
 
 
 def _remove_unless_alive(path: str) -> bool:
-    """Remove a file, or a part that no process is filling; whether it is gone."""
+    """Remove a file, unless a process has locked it; whether it is gone."""
     with suppress(FileNotFoundError):
-        if not path.endswith(".part"):
+        if not path.endswith((".part", PIXELS)):
             os.unlink(path)
             return True
+        if not IS_POSIX:  # no open file can be removed
+            with suppress(PermissionError):
+                os.unlink(path)
+            return not os.path.exists(path)
         descriptor = os.open(path, os.O_RDWR)
         try:
             if not _try_lock(descriptor):
@@ -330,10 +340,10 @@ def _try_lock(descriptor: int) -> bool:
 
 def _unlock(descriptor: int) -> None:
     """Release a lock. To close the file would not do, as a forked child may have it open too."""
-    import fcntl
-
     held.discard(descriptor)
-    with suppress(OSError):  # the file system has no locks, which was raised before
+    with suppress(ImportError, OSError):  # the file system has no locks, which was raised before
+        import fcntl
+
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 

@@ -25,7 +25,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.loader import pixel_cache
 from mmdata.loader.pixel_cache import PixelCache
+from mmdata.storage import cache
 from tests.flat_settings import grouped
+from tests.journey import locks_of_bytes
 from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
@@ -156,7 +158,7 @@ def test_an_image_that_is_kept_is_not_read_from_its_shard(
 def test_the_first_rows_are_kept_that_fit(
     corpus: Corpus, expected: list[Batch], same: Same, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    given, read = epochs(corpus, **{**KEPT, "cache_pixels_gb": 1e-4}, cache_dir=str(tmp_path))
+    given, read = epochs(corpus, 2, **{**KEPT, "cache_pixels_gb": 1e-4}, cache_dir=str(tmp_path))
     assert all_same(same, given, expected)
     with corpus.loader(**SIDE) as loader:
         list(loader)
@@ -164,17 +166,17 @@ def test_the_first_rows_are_kept_that_fit(
     (file,) = files(tmp_path)
     assert 90_000 < file.stat().st_size <= 100_000
     (message,) = [record.getMessage() for record in caplog.records if "decoded images" in record.getMessage()]
-    rows = int(message.split()[3])
+    rows = int(message.split()[4])
     assert 10 < rows < 30
     assert message == (
-        f"decoded images of {rows} rows of 50 ({2 * rows} %) are kept in '{file}', {file.stat().st_size / 1e9:.3g} GB; "
-        "the others are decoded in each epoch; data.loading.cache_pixels_gb of about 0.0003 has room for all"
+        f"data.loading.cache_pixels_gb: decoded images of {rows} rows of 50 ({2 * rows} %) are kept in '{file}', "
+        f"{file.stat().st_size / 1e9:.3g} GB; others are decoded in each epoch"
     )
 
 
 def test_a_larger_bound_keeps_what_there_is(corpus: Corpus, tmp_path: Path):
     _, without = epochs(corpus, 1, **KEPT, cache_dir=str(tmp_path / "other"))
-    _, before = epochs(corpus, **{**KEPT, "cache_pixels_gb": 1e-4}, cache_dir=str(tmp_path))
+    _, before = epochs(corpus, 2, **{**KEPT, "cache_pixels_gb": 1e-4}, cache_dir=str(tmp_path))
     _, after = epochs(corpus, 1, **KEPT, cache_dir=str(tmp_path))
     assert 0 < after == before < without
     assert epochs(corpus, 1, **KEPT, cache_dir=str(tmp_path))[1] == 0
@@ -195,13 +197,13 @@ def test_other_settings_and_another_index_have_another_file(
 
 
 def test_another_version_of_a_decoder_has_another_file(corpus: Corpus, filled: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pixel_cache, "version", lambda package: "9.9")
+    monkeypatch.setattr(pixel_cache, "version", str.upper)
     assert epochs(corpus, 1, **KEPT, cache_dir=str(filled))[1] > 0
     assert len(files(filled)) == 2
 
 
 def test_training_and_validation_rows_of_the_same_shards_share_a_file(corpus: Corpus, tmp_path: Path):
-    share = {"val": {"share": 0.3}, "cache_dir": str(tmp_path)}
+    share: dict[str, Any] = {"val": {"share": 0.3}, "cache_dir": str(tmp_path)}
     epochs(corpus, 1, **KEPT, **share)
     epochs(corpus, 1, **KEPT, **share, split="val", transform="eval")
     assert len(files(tmp_path)) == 1
@@ -209,13 +211,13 @@ def test_training_and_validation_rows_of_the_same_shards_share_a_file(corpus: Co
 
 
 def test_files_that_no_process_uses_make_room_the_least_recently_used_first(corpus: Corpus, tmp_path: Path):
-    folder, bound = tmp_path / "pixels", {"cache_pixels_gb": 9e-4, "cache_dir": str(tmp_path)}
+    bound: dict[str, Any] = {"cache_pixels_gb": 9e-4, "cache_dir": str(tmp_path)}
     for side in (36, 35, 34):  # 0.25 to 0.28 MB each
         epochs(corpus, 1, **bound, shorter_side=side)
     of_36, of_35, of_34 = (file_of(corpus, tmp_path, side) for side in (36, 35, 34))
     for age, path in enumerate((of_35, of_36, of_34)):
         os.utime(path, (1000 + age, 1000 + age))
-    (folder / "notes.txt").write_text("of a person")
+    (tmp_path / "pixels" / "notes.txt").write_text("of a person")
     with corpus.loader(**{**bound, "shorter_side": 36}) as in_use:
         list(islice(in_use, 1))
         epochs(corpus, 1, **bound, shorter_side=33)
@@ -225,7 +227,7 @@ def test_files_that_no_process_uses_make_room_the_least_recently_used_first(corp
             taken = sum(path.stat().st_size for path in files(tmp_path))
             assert of_36 in files(tmp_path)
             assert taken <= 900_000
-    assert (folder / "notes.txt").exists()
+    assert (tmp_path / "pixels" / "notes.txt").exists()
 
 
 def file_of(corpus: Corpus, folder: Path, side: int) -> Path:
@@ -238,7 +240,7 @@ def file_of(corpus: Corpus, folder: Path, side: int) -> Path:
 def test_files_in_use_leave_no_room_and_images_are_decoded(
     corpus: Corpus, expected: list[Batch], same: Same, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    bound = {"cache_pixels_gb": 2e-4, "cache_dir": str(tmp_path)}
+    bound: dict[str, Any] = {"cache_pixels_gb": 2e-4, "cache_dir": str(tmp_path)}
     with corpus.loader(**bound, shorter_side=44) as in_use:
         list(in_use)
         assert all_same(same, epochs(corpus, **bound, **SIDE)[0], expected)
@@ -251,10 +253,10 @@ def whole(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pix
     """A cache, the content of its file, and the images in it."""
     folder = tmp_path_factory.mktemp("whole")
     epochs(corpus, 1, **KEPT, cache_dir=str(folder))
-    cache = PixelCache(corpus.index, PixelTransform("train", shorter_side=36), folder / "pixels", max_bytes=10**9)
-    images = [cache.read(row) for row in range(50)]
+    kept = PixelCache(corpus.index, PixelTransform("train", shorter_side=36), folder / "pixels", max_bytes=10**9)
+    images = [kept.read(row) for row in range(50)]
     assert None not in images
-    return cache, cache.path.read_bytes(), images
+    return kept, kept.path.read_bytes(), images
 
 
 @given(
@@ -269,7 +271,7 @@ def test_a_damaged_file_never_gives_other_pixels(
     moves: list[tuple[float, float, int]],
     end: float,
 ):
-    cache, content, images = whole
+    kept, content, images = whole
     damaged = bytearray(content)
     for place, data in writes:
         begin = int(place * (len(content) - len(data)))
@@ -277,9 +279,9 @@ def test_a_damaged_file_never_gives_other_pixels(
     for source, target, length in moves:
         begin = int(target * (len(content) - length))
         damaged[begin : begin + length] = content[int(source * (len(content) - length)) :][:length]
-    cache.path.write_bytes(damaged[: int(end * len(content))])
+    kept.path.write_bytes(damaged[: int(end * len(content))])
     for row, image in enumerate(images):
-        found = cache.read(row)
+        found = kept.read(row)
         assert found is None or torch.equal(found.image, image.image)
         assert damaged != content or end < 1 or found is not None
 
@@ -318,12 +320,16 @@ def test_something_else_in_the_place_of_the_file_is_refused(corpus: Corpus, fill
 def test_without_pwrite_and_locks_of_files_it_keeps_images_too(
     corpus: Corpus, expected: list[Batch], same: Same, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(pixel_cache, "IS_POSIX", False)
+    for module in (pixel_cache, cache):
+        monkeypatch.setattr(module, "IS_POSIX", False)
     monkeypatch.delattr(os, "pwrite")
+    monkeypatch.setitem(sys.modules, "msvcrt", locks_of_bytes())
     monkeypatch.setitem(sys.modules, "fcntl", None)
     given, read = epochs(corpus, **KEPT, cache_dir=str(tmp_path), num_workers=4)
     assert all_same(same, given, expected)
     assert read == 0
+    epochs(corpus, 1, **{**KEPT, "shorter_side": 40, "cache_pixels_gb": 4e-4}, cache_dir=str(tmp_path))
+    assert len(files(tmp_path)) == 1  # the first one made room
 
 
 def test_it_needs_a_shorter_side_and_an_index(corpus: Corpus):
@@ -422,7 +428,7 @@ torch.save(batches, sys.argv[2])
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert equal_pixels(tmp_path / "batches.pt", expected)
-    assert errors.count("data.loading.cache_pixels_gb: ") == 1
+    assert errors.count("No more decoded images are kept there") == 1
     assert "file too large" in errors
 
 
@@ -437,7 +443,7 @@ def test_on_a_full_disk_it_goes_on_without_keeping(corpus: Corpus, expected: lis
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert equal_pixels(tmp_path / "batches.pt", expected)
-    assert errors.count("data.loading.cache_pixels_gb: ") == 1
+    assert errors.count("No more decoded images are kept there") == 1
     assert "no space left on device" in errors
     assert int(out) < sum(len(sample.image) for sample in corpus.samples) * 2  # what is there is read
 
@@ -447,7 +453,7 @@ def test_where_no_folder_can_be_made_it_goes_on_without_keeping(
 ):
     (tmp_path / "pixels").write_bytes(b"of a person")
     assert all_same(same, epochs(corpus, **KEPT, cache_dir=str(tmp_path))[0], expected)
-    (message,) = [record.getMessage() for record in caplog.records if "cache_pixels_gb" in record.getMessage()]
+    (message,) = [record.getMessage() for record in caplog.records if "No more" in record.getMessage()]
     assert re.match(
         r"data\.loading\.cache_pixels_gb: '.*\.pixels': '.*pixels': file exists; .*decoded in each epoch$", message
     )
