@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 import mmdata
 from mmdata import Loader
+from mmdata.config import DataConfig, evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.index import build_index
@@ -570,3 +571,16 @@ def test_a_member_that_changed_masks_its_row(tmp_path: Path):
         "data.targets.boxes: member '000.json': its bytes are not those that were indexed; see `mmdata verify`"
     )
     assert batch["boxes_valid"].any(dim=1).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("shards", [None, "other"])
+def test_an_evaluation_keeps_boxes_but_not_those_of_tars_that_it_does_not_join(tmp_path: Path, shards: str | None):
+    val = {"share": 0.1} if shards is None else {"shards": shards}
+    data = DataConfig.model_validate(
+        {"shards": "x", "global_batch_size": 4, "tokenizer": None, "val": val, "targets": {**NAMED, "keep_boxes": True}}
+    )
+    kept = evaluation_data(data).targets
+    assert kept is not None
+    assert (kept.boxes, kept.keep_boxes) == ("json:boxes", False)
+    joined = data.model_copy(update={"targets": data.targets.model_copy(update={"boxes": "join:other:json:boxes"})})  # pyright: ignore
+    assert (evaluation_data(joined).targets is None) == (shards is not None)

@@ -175,11 +175,11 @@ class MemberField:
 
     def probed(self, samples: Samples, rows: list[int]) -> MemberField:
         """The same with its column, which the first values among some rows decide; see `first_values`."""
-        found = self.first_values(samples, rows)
+        found = self.first_values(samples, rows, enough=PROBED_VALUES)
         column = Column.of(found, like_first=self.kind != "json", keeps_missing=self.missing == "keep")
         return replace(self, column=column)
 
-    def first_values(self, samples: Samples, rows: list[int], *, enough: int = PROBED_VALUES) -> list[Any]:
+    def first_values(self, samples: Samples, rows: list[int], *, enough: int) -> list[Any]:
         """The first values among some rows, at most `enough`.
 
         Raises:
