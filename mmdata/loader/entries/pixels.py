@@ -54,7 +54,8 @@ class BatchPixels:
 
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
-        self._pixel_values[~valid] = 0  # the memory holds an earlier batch
+        # The memory holds an earlier batch. Numbers of rows touch these alone; a mask would read all pixels.
+        self._pixel_values[(~valid).nonzero().flatten()] = 0
         crops, sizes, flips = zip(*self._geometries, strict=True)
         crop = torch.from_numpy(np.fromiter(chain.from_iterable(crops), np.float32)).view(-1, 4)
         crop[~valid] = torch.nan
