@@ -101,7 +101,7 @@ def _in_words(keys: tuple[str, ...], error: Any, values: dict[str, str], told: s
     near = near or HINTS.get(names[depth - 1] if depth else "", "")
     if error["type"] == "finite_number":
         near = ", which is not finite"
-    elif error["type"] == "union_tag_invalid":  # of train.miner, the only section of several kinds
+    elif error["type"] == "union_tag_invalid":  # of a miner, the only section of several kinds
         near = f"{near}; for a miner of your own {{name: user, target: 'module:function'}}"
     elif expected.startswith("{name: ") and word in choices:
         near = f"; a mapping is expected, as {{name: {word}}}"

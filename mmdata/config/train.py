@@ -102,10 +102,9 @@ class UserConfig(MinerConfig):
     """Keyword arguments of the class, or of each call of the function."""
 
 
-NamedMinerConfig = Annotated[
-    AllConfig | TopKConfig | SemiHardConfig | GumbelTopKConfig | SameGroupConfig | UserConfig,
-    Field(discriminator="name"),
-]
+BatchMinerConfig = AllConfig | TopKConfig | SemiHardConfig | GumbelTopKConfig | UserConfig
+"""Miners that need no groups; regions of a batch have none."""
+NamedMinerConfig = Annotated[BatchMinerConfig | SameGroupConfig, Field(discriminator="name")]
 
 
 class AverageConfig(Settings):
@@ -192,7 +191,7 @@ class RegionsConfig(Settings):
 
     weight: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
     """What the loss of the regions is multiplied by before it is added to the loss."""
-    miner: NamedMinerConfig | None = None
+    miner: Annotated[BatchMinerConfig, Field(discriminator="name")] | None = None
     """Chooses which regions and phrases of the batch are negatives, after `mining_after_steps`. null: all of them."""
 
 

@@ -141,14 +141,16 @@ def shape_problems(model: nn.Module, plans: list[Plan]) -> list[str]:
 
 def warn_of_mining(config: Config) -> None:
     """Log a miner that chooses by new weights, or that keeps all negatives."""
-    miner, rows = config.train.miner, config.data.global_batch_size
+    miner, rows, regions = config.train.miner, config.data.global_batch_size, config.train.regions
     is_new = config.model.init_from is None and config.model.name != "pretrained"
-    if is_new and miner is not None and miner.name not in ("all", "same_group") and not config.train.mining_after_steps:
-        logger.warning(
-            "train.miner %s begins with update 0, and the weights are new: their hardest negatives are noise, and the "
-            "model may collapse; set train.mining_after_steps to some hundreds, or model.init_from to a trained model",
-            miner.name,
-        )
+    for key, each in {"train.miner": miner, "train.regions.miner": regions and regions.miner}.items():
+        if each and is_new and each.name not in ("all", "same_group") and not config.train.mining_after_steps:
+            logger.warning(
+                "%s %s begins with update 0, and the weights are new: their hardest negatives are noise, and the model "
+                "may collapse; set train.mining_after_steps to some hundreds, or model.init_from to a trained model",
+                key,
+                each.name,
+            )
     if not isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig)) or config.train.queue is not None:
         return
     within = f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}"

@@ -71,6 +71,14 @@ def test_a_miner_of_groups_that_batches_do_not_have_is_refused(sections: dict[st
     config_of(sections, data={"groups": {"size": 2}}, train={"miner": {"name": "same_group", "size": 2}})
 
 
+def test_regions_take_no_miner_of_groups(sections: dict[str, Any]):
+    miner = {"name": "same_group", "size": 2}
+    with pytest.raises(
+        ConfigError, match=r"'train.regions.miner': expected {name: all, gumbel_top_k, semi_hard, top_k, u"
+    ):
+        config_of(sections, data={"groups": {"size": 2}}, train={"regions": {"miner": miner}})
+
+
 def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_path: Path):
     (tmp_path / "run").write_text("")
     (tmp_path / "folder").mkdir()
@@ -199,6 +207,7 @@ def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
     ("train", "model", "warns"),
     [
         ({"miner": {"name": "top_k", "k": 1}}, {}, True),
+        ({"regions": {"miner": {"name": "top_k", "k": 1}}}, {}, True),
         ({"miner": {"name": "top_k", "k": 1}, "mining_after_steps": 300}, {}, False),
         ({"miner": {"name": "top_k", "k": 1}}, {"init_from": "runs/first"}, False),
         ({"miner": {"name": "all"}}, {}, False),
@@ -208,10 +217,11 @@ def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
 def test_miner_that_begins_with_new_weights_is_told(
     sections: dict[str, Any], train: Any, model: Any, warns: bool, caplog: pytest.LogCaptureFixture
 ):
-    warn_of_mining(config_of(sections, data={"global_batch_size": 64}, train=train, model=model))
-    said = (
-        "train.miner top_k begins with update 0, and the weights are new: their hardest negatives are noise, and the "
-    )
+    targets = {"boxes": "json:boxes", "box_texts": "json:boxes.phrase"}
+    data = {"global_batch_size": 64, "targets": targets}
+    warn_of_mining(config_of(sections, data=data, train=train, model=model))
+    key = "train.regions.miner" if "regions" in train else "train.miner"
+    said = f"{key} top_k begins with update 0, and the weights are new: their hardest negatives are noise"
     assert [record.getMessage()[: len(said)] for record in caplog.records] == [said] * warns
 
 
