@@ -108,7 +108,10 @@ class Experiment(Settings):
         return {**made_from, "needed": self.made_from(needed, seed)} if needed else made_from
 
     def scores(self, arm: str, seed: int) -> dict[str, float]:
-        """R@1 (the mean of both directions) and the accuracy for each type of swap; makes the run if it is missing."""
+        """R@1 (the mean of both directions), grounding with `train.regions`, and the accuracy for each type of swap.
+
+        Makes the run if it is missing.
+        """
         folder, made_from = self.folder(arm, seed), self.made_from(arm, seed)
         result = folder / "result.json"
         if result.is_file():
@@ -127,6 +130,8 @@ class Experiment(Settings):
             command("evaluate", folder, "--pairs", self.pairs)
         evaluated = json.loads((folder / "evaluation.json").read_text())
         scores = {"r1": (evaluated["image_to_text_r1"] + evaluated["text_to_image_r1"]) / 2}
+        if "grounding_accuracy" in evaluated:
+            scores["grounding"] = evaluated["grounding_accuracy"]
         scores |= {kind: one["accuracy"] for kind, one in evaluated.get("compositional", {}).items()}
         aside = result.with_suffix(".part")
         entry = {"arm": arm, "seed": seed, "scores": scores, "made_from": made_from}
