@@ -61,6 +61,8 @@ def make_batch(rank: int, case: dict) -> Batch:
         corners = torch.rand(ROWS, 3, 2, 2, generator=generator).sort(2).values * 16
         batch["boxes"] = corners.flatten(2)
         batch["boxes_valid"] = (torch.rand(ROWS, 3, generator=generator) < 0.8) & batch["valid"][:, None]
+        if rank in case.get("without_boxes", []):
+            batch["boxes_valid"].zero_()
         batch["box_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, 3, LENGTH), generator=generator)
         batch["box_attention_mask"] = torch.ones(ROWS, 3, LENGTH, dtype=torch.long)
         batch["box_text_hash"] = torch.randint(0, 9, (ROWS, 3), generator=generator)

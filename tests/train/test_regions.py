@@ -281,12 +281,31 @@ def test_output_of_a_model_of_ones_own_may_have_no_regions():
     assert DualEncoderOutput(features, features)[5:] == (None, None)
 
 
-def test_bf16_autocast_gives_regions_in_float32():
-    model, batch = ranks.make_model(0.0).float(), ranks.make_batch(0, CASE)
-    step = train_step(model, batch, ContrastiveLoss("clip", **REGIONS), autocast_dtype=torch.bfloat16)
-    exact = model(batch)
-    assert step.output.region_features.dtype == torch.float32
-    torch.testing.assert_close(step.output.region_features, exact.region_features.detach(), rtol=0, atol=0.05)
+@pytest.mark.parametrize("kind", ["micro", "clip", "siglip", "siglip2"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.01), (torch.float16, 0.001)])
+def test_autocast_gives_regions_and_losses_near_those_of_float32(kind: str, dtype: torch.dtype, bound: float):
+    model, batch = towers(kind).float(), ranks.make_batch(0, CASE)
+    loss = ContrastiveLoss("clip" if model.logit_bias is None else "siglip", **REGIONS)
+    exact = loss(model(batch), batch).detach(), loss.region_loss
+    step = train_step(model, batch, loss, autocast_dtype=dtype)
+    assert step.output.region_features.dtype == step.output.phrase_features.dtype == torch.float32
+    for found, expected in zip((step.loss, loss.region_loss), exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["micro", "clip", "siglip", "siglip2"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_batch_without_a_box_trains_on_its_images_alone(kind: str, dtype: torch.dtype | None):
+    model, batch = towers(kind).float(), ranks.make_batch(0, CASE)
+    for name in ("boxes", "boxes_valid", "box_input_ids", "box_attention_mask", "box_text_hash"):  # as the loader's
+        batch[name].zero_()
+    loss = ContrastiveLoss("clip" if model.logit_bias is None else "siglip", **REGIONS)
+    step = train_step(model, batch, loss, autocast_dtype=dtype)
+    assert loss.region_loss == 0
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    alone = ContrastiveLoss(loss.config.loss)
+    torch.testing.assert_close(step.loss, alone(step.output, batch).detach(), rtol=rounding(1.0, sums=64), atol=0)
 
 
 def test_model_config_needs_no_new_weights():
