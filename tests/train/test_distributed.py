@@ -54,7 +54,7 @@ CASES |= {
     for way in ("2_micro_same", "3_empty_dropout_micro", "3_nothing_valid")
 }
 CASES |= {
-    f"regions_{len(without)}_ranks_without_boxes": {
+    f"regions_{len(without)}_of_2_without_boxes": {
         "loss": "clip",
         **WAYS["2_micro_same"],
         "regions": True,

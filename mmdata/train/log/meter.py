@@ -42,7 +42,7 @@ class Meter:
         self._said = ""  # the cause of waiting that was named last
         self._steps = self._still = 0
         self._loss_sum = 0.0
-        self._region_sum: Tensor | float | None = None
+        self.region_loss: Tensor | None = None  # of the last update
         self._device = torch.device("cpu")  # of the batches
         self._restart()
 
@@ -89,20 +89,15 @@ class Meter:
             self._steps += 1
             self._loss_sum += loss
 
-    def add_region_loss(self, loss: Tensor) -> None:
-        """Count the loss of the regions in an update (`train.regions`); the host does not wait for it."""
-        self._region_sum = loss + (self._region_sum or 0.0)
-
     def read(self) -> dict[str, float | None]:
         """Values since the last call. A collective: all ranks must call.
 
         Returns:
-            loss: mean over the updates, None if all were skipped; region_loss: likewise, if it was counted;
-            samples_per_s: valid rows over all ranks; step_ms: of
-            an update on this rank, without waiting for data; data_wait_share: of time, mean over ranks; padding_share:
-            of tokens that mean nothing. On a GPU also tflops: 10¹² operations a second of the towers; mfu_share: these
-            as a share of the device's peak for bfloat16 (model FLOPs utilization); memory_gib: the most that tensors
-            took. None: not known.
+            loss: mean over the updates, None if all were skipped; region_loss: of the last, None if it is not finite
+            (`train.regions`); samples_per_s: valid rows over all ranks; step_ms: of an update on this rank, without
+            waiting for data; data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing. On
+            a GPU also tflops: 10¹² operations a second of the towers; mfu_share: these as a share of the device's peak
+            for bfloat16 (model FLOPs utilization); memory_gib: the most that tensors took. None: not known.
 
         Source: mfu: Chowdhery et al. 2022, PaLM, appendix B (arXiv:2204.02311).
         """
@@ -123,9 +118,9 @@ class Meter:
             "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
             **self._rates(elapsed_s),
         }
-        if self._region_sum is not None:
-            values["region_loss"] = float(self._region_sum) / self._steps if self._steps else None
-            self._region_sum = 0.0
+        if self.region_loss is not None:
+            last = float(self.region_loss)
+            values["region_loss"] = last if math.isfinite(last) else None
         self._steps, self._loss_sum = 0, 0.0
         self._restart()
         return values
@@ -156,13 +151,11 @@ class Meter:
         tokens = torch.tensor([self._tokens, int(self._useful_tokens)])
         if self._group is not None:
             dist.all_reduce(tokens, group=self._group)
-        sums = {"loss_sum": self._loss_sum, "region_sum": None if self._region_sum is None else float(self._region_sum)}
-        return {"steps": self._steps, **sums, "tokens": tokens.tolist()}
+        return {"steps": self._steps, "loss_sum": self._loss_sum, "tokens": tokens.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, on any number of ranks."""
         self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
-        self._region_sum = state.get("region_sum")  # checkpoints of before have none
         if collectives.rank() == 0:  # `read` adds up the ranks' tokens
             self._tokens, self._useful_tokens = state["tokens"]
 

@@ -229,8 +229,7 @@ class Trainer:
         self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
         self.updates.made(self.step, batch, output.loss, norm)
-        if loss.region_loss is not None:
-            self.meter.add_region_loss(loss.region_loss)
+        self.meter.region_loss = loss.region_loss
         self.step += 1
         self.epoch_step += 1
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
