@@ -32,8 +32,8 @@ IMPORTED_BY_OTHERS = {"botocore", "gcsfs", "s3fs", "onnx", "onnxscript", "pillow
 """By fsspec, torch.onnx and torch.utils.tensorboard; and those whose names stand in a table, in `mmdata.images.pillow`
 and `mmdata.train.log.trackers`."""
 
-OF_TORCH = {"triton"}
-"""Comes with torch where there is one."""
+OF_OTHERS = {"triton", "torchvision"}
+"""Come with torch where there is one, and with a user's transform of torchvision's tensors, which alone needs it."""
 
 
 def declared() -> dict[str, set[str]]:
@@ -109,9 +109,9 @@ def test_dependencies_each_import_is_declared_and_extras_are_imported_in_functio
     for module, name, at_once in third_party():
         names = distributions_of(module)
         extras = {extra for extra, listed in of_extra.items() if names & listed}
-        if not extras and module not in OF_TORCH:
+        if not extras and module not in OF_OTHERS:
             wrong.append(f"{name} imports {module}, which pyproject.toml does not declare")
-        elif at_once and module not in OF_TORCH and "" not in extras and not extras & extras_of(name):
+        elif at_once and module not in OF_OTHERS and "" not in extras and not extras & extras_of(name):
             wrong.append(f"{name} imports {module} of the extra {extras} at its head")
     assert wrong == []
 

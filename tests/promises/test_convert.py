@@ -34,7 +34,7 @@ from .conftest import (
     run_mmdata,
 )
 
-FLAGS = ["--train-tokenizer", 300, "--shard-rows", 16, "--max-bad-share", 0.2]
+FLAGS = ["keep=[boxes]", "--train-tokenizer", 300, "--shard-rows", 16, "--max-bad-share", 0.2]
 """Those of the corpus's own conversion."""
 PHOTOS = 100
 MOST_BYTES = 2**28  # of endless bodies of 1 GiB; a system's socket buffers alone may take 40 MB an answer

@@ -221,10 +221,10 @@ def test_boxes_come_with_a_batch_as_they_are(tmp_path: Path, coco: Path) -> None
     out = tmp_path / "out"
     convert(coco, out, ConvertConfig(train_tokenizer=300), engine=threads(1))
     data = {"shards": str(out), "tokenizer": str(out / "tokenizer"), "global_batch_size": 3, "image_size": 32}
-    data |= {"fields": {"boxes": "json:boxes"}}
+    data |= {"fields": {"objects": "json:boxes"}}
     with Loader.from_config({"data": data}, rank=0, world_size=1) as loader:
         batch = next(iter(loader))
-    assert sorted(batch["boxes"], key=len) == sorted([one["boxes"] for one in samples(out)], key=len)
+    assert sorted(batch["objects"], key=len) == sorted([one["boxes"] for one in samples(out)], key=len)
 
 
 def test_source_is_read_alike_each_time_and_can_be_sent(coco: Path) -> None:

@@ -22,7 +22,8 @@ BOXES = [row % 4 for row in range(24)] + [9, 2]
 
 def sample(row: int, photo: Callable[..., bytes]) -> dict[str, bytes]:
     image = {"jpg": photo(24, 24 + row % 3, seed=row), "txt": f"a dog {row}".encode()}
-    return {**image, "json": json_of({"boxes": [[1, 2, 3, 4]] * BOXES[row]})}
+    boxes = [[1, 2, 3, 4]] * BOXES[row]
+    return {**image, "json": json_of({"boxes": boxes, "others": boxes})}
 
 
 @pytest.fixture
