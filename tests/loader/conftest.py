@@ -23,7 +23,6 @@ from mmdata import Batch, Index, Loader
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
-from tests.equal import equal
 from tests.flat_settings import grouped
 from tests.joins import load
 from tests.shard_writer import ShardWriter
@@ -197,13 +196,13 @@ def write(folder: Path, samples: list[Sample], tokenizer: Tokenizer) -> None:
 def same() -> Callable[[Batch, Batch], bool]:
     """`same(a, b)`: two batches are equal in every entry, bit for bit."""
 
-    def alike(a: Any, b: Any) -> bool:
+    def equal(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor):
-            return a.dtype == b.dtype and equal(a, b)
+            return a.dtype == b.dtype and torch.equal(a, b)
         return a == b
 
     def compare(a: Batch, b: Batch) -> bool:
-        return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
 
     return compare
 

@@ -344,6 +344,7 @@ def assert_masked(folder: Path, one: dict[str, Any] | dict[str, bytes], targets:
     assert re.search(message, entry.detail), entry.detail
     assert batch["valid"].tolist() == [True, False, True, True]
     assert not batch["pixel_values"][1].any()
+    assert not batch["crop"][1].any()
     if "boxes" in batch:
         assert not batch["boxes"][1].any()
         assert not batch["boxes_valid"][1].any()
