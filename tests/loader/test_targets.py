@@ -174,6 +174,24 @@ def test_boxes_of_the_original_follow_an_image_that_was_shrunk(tmp_path: Path, o
     assert_seen(batch, 0, [0, 1, 2])
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_of_the_file_stay_where_they_are_though_the_original_was_larger(tmp_path: Path, orientation: int):
+    sizes = {"original_height": 96, "original_width": 128, "height": 48, "width": 64}
+    one = sample(content(**sizes), image=picture(SIZE, BOXES, orientation=orientation))
+    data = {**settings_of(tmp_path, {"0": one}), **whole(turned(SIZE, orientation))}
+    batch, _ = load({**data, "targets": {**NAMED, "box_pixels": "file"}})
+    assert_seen(batch, 0, [0, 1, 2])
+    if orientation == 1:
+        of_original, _ = load({**data, "targets": NAMED})
+        assert torch.allclose(of_original["boxes"], batch["boxes"] / 2)
+
+
+def test_boxes_of_the_file_are_refused_where_it_had_another_size(tmp_path: Path):
+    boxes = content(height=96, width=128, original_height=96, original_width=128)
+    message = "boxes are of an image of 96 × 128 pixels .height × width., and this one has 48 × 64"
+    assert_masked(tmp_path, boxes, {**NAMED, "box_pixels": "file"}, message)
+
+
 def test_relative_boxes_need_no_size(tmp_path: Path):
     boxes = [[left / 64, top / 48, (left + width) / 64, (top + height) / 48] for left, top, width, height in BOXES]
     one = sample({"boxes": boxes, "height": 3, "width": 5}, image=picture(SIZE, BOXES))
@@ -572,6 +590,19 @@ def test_a_member_that_changed_masks_its_row(tmp_path: Path):
         "data.targets.boxes: member '000.json': its bytes are not those that were indexed; see `mmdata verify`"
     )
     assert batch["boxes_valid"].any(dim=1).tolist() == [False, True, True, True]
+
+
+def test_an_evaluation_on_shards_without_boxes_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    data = settings_of(tmp_path / "tars", rows(None), targets=NAMED)
+    settings_of(tmp_path / "val", {"0": sample({}, image=picture(SIZE, []))})
+    data["val"] = {"shards": str(tmp_path / "val")}
+    batch, _ = load(dict(evaluation_data(DataConfig.model_validate(data))))
+    assert batch["valid"].tolist() == [True, False, False, False]
+    assert "boxes" not in batch
+    (warning,) = [record.getMessage() for record in caplog.records if "data.targets" in record.getMessage()]
+    assert warning.startswith(f"shards '{tmp_path}/val' are evaluated without data.targets: data.targets.boxes: none")
+    with pytest.raises(ConfigError, match=r"data\.targets\.boxes: none of the first 1 rows has a value"):
+        Loader.from_config({**data, "shards": str(tmp_path / "val"), "val": {}})
 
 
 @pytest.mark.parametrize("shards", [None, "other"])
