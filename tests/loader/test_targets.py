@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from itertools import islice
@@ -17,6 +18,8 @@ from PIL import Image, ImageOps
 import mmdata
 from mmdata import Loader
 from mmdata.config import DataConfig, evaluation_data
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.index import build_index
@@ -190,6 +193,23 @@ def test_boxes_of_the_file_are_refused_where_it_had_another_size(tmp_path: Path)
     boxes = content(height=96, width=128, original_height=96, original_width=128)
     message = "boxes are of an image of 96 × 128 pixels .height × width., and this one has 48 × 64"
     assert_masked(tmp_path, boxes, {**NAMED, "box_pixels": "file"}, message)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("resize", [None, 40])
+def test_boxes_follow_an_image_that_a_blur_turned_upright(tmp_path: Path, orientation: int, resize: int | None):
+    (tmp_path / "it.png").write_bytes(picture(SIZE, BOXES, orientation=orientation))
+    row = {"image": "it.png", "caption": "x", "faces": [[0.45, 0.0, 0.46, 0.01]], "boxes": content()["boxes"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "height": SIZE[0], "width": SIZE[1]}) + "\n")
+    keep = ("boxes", "height", "width")
+    config = ConvertConfig(blur_boxes="faces", keep=keep, resize=resize, quality=100)
+    convert(tmp_path / "rows.jsonl", tmp_path / "shards", config, engine=threads(1))
+    loading = {"num_workers": 0, "num_processes": 0}
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 1, "tokenizer": None, "transform": "eval"}
+    batch, _ = load(
+        {**data, "shuffle": False, "loading": loading, **whole(turned(SIZE, orientation)), "targets": NAMED}
+    )
+    assert_seen(batch, 0, [0, 1, 2])
 
 
 def test_relative_boxes_need_no_size(tmp_path: Path):
