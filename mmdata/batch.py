@@ -36,7 +36,7 @@ class Batch(TypedDict):
             and on the CPU wherever the batch is.
         crop: float32 (B, 4), the part of the upright image that the pixels show: top, left, height and width, in pixels
             of the original. Of a JPEG that was decoded at a fraction of its size the edges may lie between pixels, and
-            up to 7 beyond the image. NaN where not valid, and where a transform of your own made the pixels.
+            up to 7 beyond the image. Zeros where not valid, and where a transform of your own made the pixels.
         flipped: bool (B,), True where that part was then mirrored left to right.
         boxes: float32 (B, M, 4), left, top, right and bottom in pixels of the batch; M is the number of boxes of the
             batch's bucket. This and all below down to masks: only with `data.targets`.

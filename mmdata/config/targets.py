@@ -17,11 +17,14 @@ class TargetsConfig(Settings):
 
     boxes: str | None = None
     """Source of the boxes: a list of four numbers each, or of objects with such a `bbox`, as `mmdata convert` writes
-    them. In pixels of the file, before its EXIF orientation and `--resize`: of original_height × original_width, or
-    height × width, where the JSON beside them says so. A row with boxes of another size is masked."""
+    them. A row whose JSON gives another size than the image has is masked."""
     box_format: Literal["xywh", "xyxy", "relative"] = "xywh"
     """What the four numbers are. xywh: left, top, width and height in pixels, as COCO's. xyxy: left, top, right and
     bottom in pixels. relative: left, top, right and bottom from 0 to 1."""
+    box_pixels: Literal["original", "file"] = "original"
+    """Of which image the pixels are. original: the image before `--resize` and its EXIF orientation, whose size is
+    original_height × original_width in the JSON beside the boxes, or height × width. file: the image in the shard, as
+    where a detector ran on shards of img2dataset."""
     box_labels: str | None = None
     """Source of a class for each box: whole numbers, or names of `box_classes`; -1 for a box without one."""
     box_classes: list[str] | None = None

@@ -37,8 +37,8 @@ class Crop(NamedTuple):
         return Crop(self.top * y, self.left * x, self.height * y, self.width * x)
 
 
-UNKNOWN = Crop(math.nan, math.nan, math.nan, math.nan)
-"""The part of an image that a user's transform shows."""
+UNKNOWN = Crop(0, 0, 0, 0)
+"""The part of an image that a user's transform shows: nobody knows it."""
 
 
 class Scale(NamedTuple):

@@ -22,6 +22,8 @@ Mask = NDArray[np.uint8]
 
 LARGEST = 2**31
 """Largest number of an annotation."""
+FINER = 3
+"""Polygons are drawn so many times as large: Pillow fills whatever an edge touches, half a pixel more on each side."""
 MAX_DIGITS = 7
 """Most characters, of 5 bits each, of one number in a compressed string of run lengths."""
 
@@ -88,12 +90,12 @@ class Polygons:
     def draw(self, geometry: Geometry) -> Mask:
         """The mask in the batch, uint8 (H, W), 1 inside."""
         height, width = geometry.size
-        image = Image.new("L", (width, height))
+        image = Image.new("L", (FINER * width, FINER * height))
         canvas = ImageDraw.Draw(image)
         for corners in self.corners:
             # To Pillow whole numbers are the middles of pixels.
-            canvas.polygon((geometry.points(corners) - 0.5).ravel().tolist(), fill=1)
-        return np.asarray(image)
+            canvas.polygon((FINER * geometry.points(corners) - 0.5).ravel().tolist(), fill=1)
+        return np.asarray(image)[FINER // 2 :: FINER, FINER // 2 :: FINER]
 
 
 def outline_of(value: Any, frame: Frame) -> RunLengths | Polygons:

@@ -77,7 +77,7 @@ def queries(
         DataError: the validation set cannot be read.
         ConfigError: there is none.
     """
-    changes = {"shuffle": True, "seed": 0, "num_lanes": 1}
+    changes = {"shuffle": True, "seed": 0, "num_lanes": 1, "targets": None}
     searched = evaluation_data(data).model_copy(update=changes)
     batch_size = min(BATCH_SIZE, max(1, num_rows(searched)))  # a larger batch would be filled up with masked rows
     searched = searched.model_copy(update={"global_batch_size": batch_size})

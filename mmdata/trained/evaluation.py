@@ -130,16 +130,9 @@ class Evaluation:
             data = data.model_copy(update={"tokenizer": None, "text_buckets": 8, "targets": None})
         # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
         data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
-        without = data.model_copy(update={"targets": None})
         if train is None or train.regions is None:
-            data = without
-        try:
-            loader = Loader.from_config(data, rank=collectives.rank(), world_size=ranks)
-        except ConfigError as error:  # other shards than those of the training may have no boxes
-            if data.targets is None or not str(error).startswith("data.targets"):
-                raise
-            logger.warning("no phrases are grounded: %s", error)
-            loader = Loader.from_config(without, rank=collectives.rank(), world_size=ranks)
+            data = data.model_copy(update={"targets": None})
+        loader = Loader.from_config(data, rank=collectives.rank(), world_size=ranks)
         if classes is not None:
             classes = _by_label(classes, loader.index, data, setting)
         prompts = [] if classes is None else list(tokenized(classes.prompts, tokenizer))

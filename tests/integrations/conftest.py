@@ -29,7 +29,14 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, 
     return write(tmp_path_factory.mktemp("labelled"), photo, labels=True)
 
 
-def write(folder: Path, photo: Any, *, labels: bool, rows: int = ROWS) -> dict[str, Any]:
+@pytest.fixture(scope="session")
+def boxed(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]:
+    """As `data`; each row has up to three boxes, which batches have too."""
+    data = write(tmp_path_factory.mktemp("boxed"), photo, labels=False, boxes=True)
+    return data | {"targets": {"boxes": "json:boxes", "box_buckets": [3]}}
+
+
+def write(folder: Path, photo: Any, *, labels: bool, boxes: bool = False, rows: int = ROWS) -> dict[str, Any]:
     """The corpus, and settings for it."""
     rng = np.random.default_rng(0)
     captions = [" ".join(rng.choice(["a", "red", "blue", "dog", "cat"], size=2 + 3 * (i % 3))) for i in range(rows)]
@@ -39,7 +46,8 @@ def write(folder: Path, photo: Any, *, labels: bool, rows: int = ROWS) -> dict[s
         for i, caption in enumerate(captions):
             label = i % 5 if labels else None
             image = photo(40, 40, seed=i)
-            writer.write(Sample(f"{i:04d}", image, ImageInfo("JPEG", 40, 40, 1), [caption], label=label))
+            extra = {"boxes": [[k, 2, 20, 30] for k in range(i % 4)]} if boxes else None
+            writer.write(Sample(f"{i:04d}", image, ImageInfo("JPEG", 40, 40, 1), [caption], label=label, extra=extra))
     return {
         "shards": str(folder),
         "tokenizer": str(folder / "tokenizer"),

@@ -109,6 +109,15 @@ def test_train_resumes_with_the_batch_that_follows(
     assert len(first.seen) == stop // updates * STEPS + stop % updates * accumulate
 
 
+def test_train_with_boxes_resumes_and_evaluates_on_shards_without(
+    data: dict[str, Any], boxed: dict[str, Any], clip: Any, tmp_path: Path
+):
+    given = boxed | {"val": {"shards": data["shards"]}}
+    test_train_resumes_with_the_batch_that_follows(given, clip, tmp_path, accumulate=1, stop=2)
+    trainer = LoaderTrainer(given, model=clip, args=arguments(tmp_path, eval_strategy="epoch"))
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
 def test_train_accumulates_over_the_loaders_batches(data: dict[str, Any], clip: Any, tmp_path: Path):
     trainer = Watched(data, model=clip, args=arguments(tmp_path, gradient_accumulation_steps=2))
     trainer.train()

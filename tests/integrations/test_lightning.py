@@ -111,6 +111,10 @@ def test_fit_resumes_where_the_checkpoint_was_written(
     assert second.seen == whole.seen[stop:]
 
 
+def test_fit_with_boxes_resumes_where_the_checkpoint_was_written(boxed: dict[str, Any], clip: Any, tmp_path: Path):
+    test_fit_resumes_where_the_checkpoint_was_written(boxed, clip, tmp_path, "datamodule", 2)
+
+
 def test_datamodule_validates_on_the_same_batches_each_time(data: dict[str, Any], clip: Any, tmp_path: Path):
     model = Contrast(clip)
     trainer(tmp_path).fit(model, datamodule=LoaderDataModule(data | {"val": {"shards": data["shards"]}}))

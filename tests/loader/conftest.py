@@ -6,7 +6,7 @@ import gc
 import io
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from mmdata import Batch, Index, Loader
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
-from tests.equal import equal
 from tests.flat_settings import grouped
 from tests.joins import load
 from tests.shard_writer import ShardWriter
@@ -35,10 +34,14 @@ FORMATS = ["JPEG", "PNG", "WEBP"]
 
 @dataclass(frozen=True)
 class Corpus:
-    """`samples` in the shards of `folder` / shards, of at most 17 rows; the tokenizer lies beside them."""
+    """`samples` in the shards of `folder` / shards, of at most 17 rows; the tokenizer lies beside them.
+
+    `more` are settings of batches.
+    """
 
     folder: Path
     samples: list[Sample]
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Corpus:
             "crop_scale": [0.3, 0.9],
             "seed": 5,
             "loading": {"num_workers": 2},
+            **self.more,
         }
 
     @property
@@ -66,7 +70,7 @@ class Corpus:
     def copy(self, folder: Path) -> Corpus:
         """The same corpus in another folder, to be damaged."""
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("joins"))  # of other tests
-        return Corpus(folder, self.samples)
+        return replace(self, folder=folder)
 
     def write_beside(self, folder: Path, samples: list[Sample]) -> None:
         """Other shards, indexed with the same tokenizer."""
@@ -158,9 +162,8 @@ TARGETS = {
 """Of the samples of `boxed`."""
 
 
-@pytest.fixture(scope="session")
-def boxed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shards of `corpus` with up to four boxes in the JSON of each sample."""
+def with_boxes(corpus: Corpus, folder: Path) -> Corpus:
+    """The corpus with up to four boxes in the JSON of each sample, in another folder."""
     samples: list[Sample] = []
     for row, sample in enumerate(corpus.samples):
         boxes = [
@@ -173,9 +176,15 @@ def boxed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for k in range(row % 5)
         ]
         samples.append(replace(sample, extra={"boxes": boxes}))
-    folder = tmp_path_factory.mktemp("boxed") / "shards"
-    corpus.write_beside(folder, samples)
-    return folder
+    corpus.write_beside(folder / "shards", samples)
+    shutil.copytree(corpus.folder / "tokenizer", folder / "tokenizer")
+    return Corpus(folder, samples, {"targets": TARGETS})
+
+
+@pytest.fixture(scope="session")
+def boxed(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards of `with_boxes`."""
+    return with_boxes(corpus, tmp_path_factory.mktemp("boxed")).folder / "shards"
 
 
 def turned(image: bytes, orientation: int) -> bytes:
@@ -197,13 +206,13 @@ def write(folder: Path, samples: list[Sample], tokenizer: Tokenizer) -> None:
 def same() -> Callable[[Batch, Batch], bool]:
     """`same(a, b)`: two batches are equal in every entry, bit for bit."""
 
-    def alike(a: Any, b: Any) -> bool:
+    def equal(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor):
-            return a.dtype == b.dtype and equal(a, b)
+            return a.dtype == b.dtype and torch.equal(a, b)
         return a == b
 
     def compare(a: Batch, b: Batch) -> bool:
-        return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
 
     return compare
 

@@ -23,9 +23,19 @@ from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.text.tokenizer import train_tokenizer
 from tests.images.placed import pixels, png
 
-from .conftest import Corpus
+from .conftest import Corpus, with_boxes
 
 ZEROS = bytes(400)
+
+
+WITH_BOXES = pytest.mark.parametrize("corpus", ["captions", "boxes"], indirect=True)
+"""Also over the same images with boxes."""
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Corpus:
+    has_boxes = getattr(request, "param", "captions") == "boxes"
+    return with_boxes(corpus, tmp_path_factory.mktemp("boxed")) if has_boxes else corpus
 
 
 @pytest.fixture
@@ -44,7 +54,9 @@ def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: object) 
         assert torch.equal(batch["rows"], clean["rows"])
         is_bad = torch.tensor([int(row) in bad for row in batch["rows"]])
         assert torch.equal(batch["valid"], clean["valid"] & ~is_bad)
-        for key in ("pixel_values", "input_ids", "attention_mask", "labels"):
+        of_targets = [key for key in clean if key.startswith(("box", "keypoints"))]
+        assert len(of_targets) == (7 if damaged.more else 0)
+        for key in ("pixel_values", "input_ids", "attention_mask", "labels", "crop", *of_targets):
             assert batch[key].shape == clean[key].shape
             assert torch.equal(batch[key][~is_bad], clean[key][~is_bad])
         assert (batch["pixel_values"][is_bad] == 0).all()
@@ -54,6 +66,7 @@ def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: object) 
     return loader.ledger
 
 
+@WITH_BOXES
 def test_loader_ledger_names_epoch_and_step(corpus: Corpus, damaged: Corpus):
     damaged.overwrite(3, "image", ZEROS)
     loader = damaged.loader(max_bad_share=0.5)
@@ -136,6 +149,7 @@ def test_loader_raises_at_the_end_of_an_epoch_where_a_transform_fails_on_all_row
         list(loader)
 
 
+@WITH_BOXES
 def test_batch_gives_no_text_of_a_row_without_its_image(damaged: Corpus):
     for row in range(50):
         damaged.overwrite(row, "image", ZEROS)
@@ -158,6 +172,7 @@ def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCapture
     assert message.endswith("; masked, as later rows like it will be: `.ledger` lists them")
 
 
+@WITH_BOXES
 def test_loader_ends_when_too_many_rows_are_bad(damaged: Corpus):
     for row in (3, 5, 22):
         damaged.overwrite(row, "image", ZEROS)
@@ -205,6 +220,7 @@ def flip(damaged: Corpus, row: int, bit: int) -> None:
     damaged.overwrite(row, "image", image[:-3] + bytes([image[-3] ^ bit]))
 
 
+@WITH_BOXES
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged: Corpus, num_workers: int):
     flip(damaged, JPEG_ROW, 1)
@@ -214,6 +230,7 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
     assert len(verify(damaged.folder / "shards")) > 0
 
 
+@WITH_BOXES
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)

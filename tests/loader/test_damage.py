@@ -14,7 +14,6 @@ import torch
 from mmdata.errors import DataError
 from mmdata.images import probe
 from mmdata.tars.write import Sample
-from tests.equal import equal
 
 from .conftest import FORMATS, SHAPES, Corpus
 
@@ -86,7 +85,7 @@ def test_one_per_cent_damaged_each_counted_once_and_no_other_row_changes(
         assert torch.equal(batch["valid"], sound["valid"] & ~is_bad)
         for name, value in sound.items():
             if isinstance(value, torch.Tensor):
-                assert equal(batch[name][~is_bad], value[~is_bad]), name  # type: ignore[literal-required]
+                assert torch.equal(batch[name][~is_bad], value[~is_bad]), name  # type: ignore[literal-required]
         seen += batch["rows"][batch["valid"]].tolist()
     assert sorted(seen) == sorted(set(range(ROWS)) - set(DAMAGE))
     assert {(e.row, e.stage, e.reason) for e in loader.ledger} == {(r, "decode", d[1]) for r, d in DAMAGE.items()}

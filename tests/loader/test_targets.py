@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from itertools import islice
@@ -17,6 +18,8 @@ from PIL import Image, ImageOps
 import mmdata
 from mmdata import Loader
 from mmdata.config import DataConfig, evaluation_data
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.index import build_index
@@ -171,6 +174,41 @@ def test_boxes_of_the_original_follow_an_image_that_was_shrunk(tmp_path: Path, o
         image = _stored(image, orientation, 1)
     one = sample({"boxes": objects(boxes, category=NAMES), **sizes, "height": 1, "width": 1}, image=image)
     batch, _ = load({**settings_of(tmp_path, {"0": one}), **whole(turned(SIZE, orientation or 1)), "targets": NAMED})
+    assert_seen(batch, 0, [0, 1, 2])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_of_the_file_stay_where_they_are_though_the_original_was_larger(tmp_path: Path, orientation: int):
+    sizes = {"original_height": 96, "original_width": 128, "height": 48, "width": 64}
+    one = sample(content(**sizes), image=picture(SIZE, BOXES, orientation=orientation))
+    data = {**settings_of(tmp_path, {"0": one}), **whole(turned(SIZE, orientation))}
+    batch, _ = load({**data, "targets": {**NAMED, "box_pixels": "file"}})
+    assert_seen(batch, 0, [0, 1, 2])
+    if orientation == 1:
+        of_original, _ = load({**data, "targets": NAMED})
+        assert torch.allclose(of_original["boxes"], batch["boxes"] / 2)
+
+
+def test_boxes_of_the_file_are_refused_where_it_had_another_size(tmp_path: Path):
+    boxes = content(height=96, width=128, original_height=96, original_width=128)
+    message = "boxes are of an image of 96 × 128 pixels .height × width., and this one has 48 × 64"
+    assert_masked(tmp_path, boxes, {**NAMED, "box_pixels": "file"}, message)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("resize", [None, 40])
+def test_boxes_follow_an_image_that_a_blur_turned_upright(tmp_path: Path, orientation: int, resize: int | None):
+    (tmp_path / "it.png").write_bytes(picture(SIZE, BOXES, orientation=orientation))
+    row = {"image": "it.png", "caption": "x", "faces": [[0.45, 0.0, 0.46, 0.01]], "boxes": content()["boxes"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "height": SIZE[0], "width": SIZE[1]}) + "\n")
+    keep = ("boxes", "height", "width")
+    config = ConvertConfig(blur_boxes="faces", keep=keep, resize=resize, quality=100)
+    convert(tmp_path / "rows.jsonl", tmp_path / "shards", config, engine=threads(1))
+    loading = {"num_workers": 0, "num_processes": 0}
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 1, "tokenizer": None, "transform": "eval"}
+    batch, _ = load(
+        {**data, "shuffle": False, "loading": loading, **whole(turned(SIZE, orientation)), "targets": NAMED}
+    )
     assert_seen(batch, 0, [0, 1, 2])
 
 
@@ -344,6 +382,7 @@ def assert_masked(folder: Path, one: dict[str, Any] | dict[str, bytes], targets:
     assert re.search(message, entry.detail), entry.detail
     assert batch["valid"].tolist() == [True, False, True, True]
     assert not batch["pixel_values"][1].any()
+    assert not batch["crop"][1].any()
     if "boxes" in batch:
         assert not batch["boxes"][1].any()
         assert not batch["boxes_valid"][1].any()
@@ -571,6 +610,19 @@ def test_a_member_that_changed_masks_its_row(tmp_path: Path):
         "data.targets.boxes: member '000.json': its bytes are not those that were indexed; see `mmdata verify`"
     )
     assert batch["boxes_valid"].any(dim=1).tolist() == [False, True, True, True]
+
+
+def test_an_evaluation_on_shards_without_boxes_has_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    data = settings_of(tmp_path / "tars", rows(None), targets=NAMED)
+    settings_of(tmp_path / "val", {"0": sample({}, image=picture(SIZE, []))})
+    data["val"] = {"shards": str(tmp_path / "val")}
+    batch, _ = load(dict(evaluation_data(DataConfig.model_validate(data))))
+    assert batch["valid"].tolist() == [True, False, False, False]
+    assert "boxes" not in batch
+    (warning,) = [record.getMessage() for record in caplog.records if "data.targets" in record.getMessage()]
+    assert warning.startswith(f"shards '{tmp_path}/val' are evaluated without data.targets: data.targets.boxes: none")
+    with pytest.raises(ConfigError, match=r"data\.targets\.boxes: none of the first 1 rows has a value"):
+        Loader.from_config({**data, "shards": str(tmp_path / "val"), "val": {}})
 
 
 @pytest.mark.parametrize("shards", [None, "other"])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from mmdata.train import DevicePrefetcher
-from tests.equal import equal
 
 
 @pytest.mark.gpu
@@ -21,4 +20,4 @@ def test_batches_on_a_gpu_equal_the_loaders(corpus: Any):
             for name, value in expected.items():
                 if isinstance(value, torch.Tensor):
                     assert found[name].is_cuda
-                    assert equal(found[name].cpu(), value)
+                    assert torch.equal(found[name].cpu(), value)

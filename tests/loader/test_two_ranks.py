@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import mmdata
 from mmdata.samplers import BucketBatchSampler
 from tests.programs import PATIENCE_S, run_program
 
-from .conftest import Corpus
+from .conftest import TARGETS, Corpus, with_boxes
 
 ALL_STEPS = 7  # of an epoch of 50 rows, 8 a step
 
@@ -29,6 +30,13 @@ def streamed(corpus: Corpus) -> dict[str, Any]:
     shapes = {"image_buckets": None, "image_size": 32, "text_buckets": [32], "shuffle": False}
     loading = {"max_bad_share": 0.0}
     return {**corpus.settings, **shapes, "shards": str(corpus.folder / "shards"), "loading": loading}
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The corpus with boxes, which make no more shapes of batches."""
+    boxed = with_boxes(corpus, tmp_path_factory.mktemp("boxed"))
+    return replace(boxed, more={"targets": {**TARGETS, "box_buckets": [4]}})
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,6 @@ import torch
 from PIL import Image
 
 import mmdata
-from tests.equal import equal
 from tests.programs import PATIENCE_S, Program, run_program
 
 MMDATA = [sys.executable, "-m", "mmdata"]
@@ -191,7 +190,7 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
         assert one.keys() == other.keys()
         for name, value in one.items():
             is_tensor = isinstance(value, torch.Tensor)
-            same = value.dtype == other[name].dtype and equal(value, other[name]) if is_tensor else None
+            same = value.dtype == other[name].dtype and torch.equal(value, other[name]) if is_tensor else None
             assert same or value == other[name], f"step {step}: {name}"
 
 

@@ -125,12 +125,12 @@ class Examiner:
             texts, boxes = self.fields(row, seen), parse_boxes(row.boxes)
             original = self.read_image(row, seen)
             check_hash(original, row.hash)
-            image, info, shrunk_from = self._prepare(original, boxes)
+            image, info, changed_from = self._prepare(original, boxes)
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Outcome(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.key or numbered_key(row.number)
-        extra = _with_sizes(texts.metadata, shrunk_from, info) if shrunk_from else texts.metadata
+        extra = _with_sizes(texts.metadata, changed_from, info) if changed_from else texts.metadata
         extra = {"blurred": len(boxes), **extra} if self.blurs else extra  # also 0: all samples have the same members
         digest = image_digest(original)
         known = hash_of(digest) if image is original else None
@@ -155,7 +155,7 @@ class Examiner:
             self.read_image(row, seen)
 
     def _prepare(self, original: bytes, boxes: list[BlurBox]) -> tuple[bytes, ImageInfo, ImageInfo | None]:
-        """The image to store, its header and, if it was shrunk, the header of the original."""
+        """The image to store, its header and, if it was shrunk or turned upright, the header of the original."""
         info = probe(original, limits=self.limits)
         resize = self.resize if self.resize is not None and self.resize.applies(info) else None
         if resize is None and not boxes:
@@ -167,7 +167,9 @@ class Examiner:
         image = Image.fromarray(oriented(pixels, info.orientation))
         image = blur(image, boxes) if boxes else image
         image = resize(image) if resize else image
-        return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None
+        return *as_jpeg(
+            image, original, info.format, quality=self.quality
+        ), info if resize or info.orientation != 1 else None
 
     def say(self, row: InputRow) -> tuple[list[str], int | str | None]:
         """Captions and label of a row, for merging; its image is not read.
@@ -232,18 +234,18 @@ def _path_of(row: InputRow) -> str:
     return path[:MAX_PATH_BYTES]
 
 
-def _with_sizes(extra: dict[str, Any], shrunk_from: ImageInfo, smaller: ImageInfo) -> dict[str, Any]:
-    """Metadata of a shrunk image: "original_height" and "original_width" are added, "height" and "width" updated.
+def _with_sizes(extra: dict[str, Any], changed_from: ImageInfo, stored: ImageInfo) -> dict[str, Any]:
+    """Metadata of a changed image: "original_height" and "original_width" are added, "height" and "width" updated.
 
     An original size in the metadata is that of an earlier original, and stays. Where the original has boxes, they are
     of its pixels before they were turned upright, so "original_orientation" says how they were.
     """
-    original = oriented_size(shrunk_from.height, shrunk_from.width, shrunk_from.orientation)
+    original = oriented_size(changed_from.height, changed_from.width, changed_from.orientation)
     sizes = {"original_height": original[0], "original_width": original[1]}
-    if KEY in extra and shrunk_from.orientation != 1:
-        sizes["original_orientation"] = shrunk_from.orientation
+    if KEY in extra and changed_from.orientation != 1:
+        sizes["original_orientation"] = changed_from.orientation
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
-        extra = {**extra, "height": smaller.height, "width": smaller.width}
+        extra = {**extra, "height": stored.height, "width": stored.width}
     return {**sizes, **extra}
 
 

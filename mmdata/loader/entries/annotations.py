@@ -21,7 +21,7 @@ ROUNDING = 1e-6
 """Share of an image by which relative boxes may lie outside it."""
 
 
-def frame_of(content: Any, image: tuple[int, int], orientation: int) -> Frame:
+def frame_of(content: Any, image: tuple[int, int], orientation: int, pixels: str = "original") -> Frame:
     """The image in whose pixels boxes are, by the sizes in the JSON beside them; without any, the file in the shard.
 
     Args:
@@ -29,6 +29,7 @@ def frame_of(content: Any, image: tuple[int, int], orientation: int) -> Frame:
             shrunk, upright if there is an "original_orientation"; else "height" and "width" are the size.
         image: (height, width) of the upright image in the shard.
         orientation: EXIF orientation of the image in the shard.
+        pixels: `TargetsConfig.box_pixels`; "file" leaves the size before the image was shrunk out.
 
     Raises:
         BadSample: it is the size of another image.
@@ -38,7 +39,7 @@ def frame_of(content: Any, image: tuple[int, int], orientation: int) -> Frame:
         (640, 480), 6) is Frame((480, 640), 6, (640, 480)), and with {"height": 640, "width": 480} it is upright.
     """
     said = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    known = _size_in(said, "original_")
+    known = _size_in(said, "original_") if pixels == "original" else None
     is_original = known is not None
     known = known or _size_in(said, "") or oriented_size(*image, orientation)
     frames = [Frame(known, orientation, image), Frame(known, 1, image)]

@@ -74,6 +74,11 @@ class Column:
             dtype = np.dtype(np.float64)
         return cls(dtype, first.shape, np.nan if dtype.kind == "f" else 0)
 
+    def empty(self, num_rows: int) -> NDArray[Any]:
+        """The entry of a batch, without values: (num_rows, …)."""
+        shape = (num_rows, *self.shape)
+        return np.zeros(shape, self.dtype) if self.fill == 0 else np.full(shape, self.fill, self.dtype)
+
     def checked(self, value: Any) -> Any:
         """A value as it stands in the entry.
 
@@ -307,8 +312,7 @@ class FieldEntries:
         for field in fields:
             column = field.column
             assert column is not None, "the first rows have decided it"
-            values = np.full((num_rows, *column.shape), column.fill, column.dtype)
-            self._entries.append((field, column, values))
+            self._entries.append((field, column, column.empty(num_rows)))
 
     def write(self, row: int, place: int) -> None:
         """Read the values of a row of the index, and write them into row `place` of the batch.

@@ -50,7 +50,7 @@ class BatchPixels:
         return written
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
-        """The entries of the batch, with zeros, or one patch of zeros, and an unknown crop where not `valid` (B,).
+        """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).
 
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
@@ -58,7 +58,7 @@ class BatchPixels:
         self._pixel_values[(~valid).nonzero().flatten()] = 0
         crops, sizes, flips = zip(*self._geometries, strict=True)
         crop = torch.from_numpy(np.fromiter(chain.from_iterable(crops), np.float32)).view(-1, 4)
-        crop[~valid] = torch.nan
+        crop[~valid] = 0
         flipped = torch.from_numpy(np.array(flips)) & valid
         entries = {"pixel_values": self._pixel_values, "crop": crop, "flipped": flipped}
         if not self._patches:

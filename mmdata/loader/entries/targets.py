@@ -6,13 +6,12 @@ row whose boxes are damaged, or are those of another image, is masked: a batch n
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,10 +37,12 @@ from mmdata.loader.entries.annotations import (
     phrase_of,
     upright_mask,
 )
-from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples, member_field
-from mmdata.plan import Plan, Step
+from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, Column, MemberField, Samples, member_field
+from mmdata.plan import Bucket, Plan, Step
 from mmdata.tables.joined import Joined
 from mmdata.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("mmdata")
 
 SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
 """Settings that name members; in this order a row's values are checked."""
@@ -106,6 +107,8 @@ class Targets:
     ) -> Targets | None:
         """Those of a section `data`, whose plan says which rows come first; None if it has no `targets`.
 
+        None, too, in an evaluation on shards of their own whose samples have no such values, with a warning.
+
         Raises:
             ConfigError: see `Targets`; also if the first rows have no such values.
             DataError: a shard is not the one that was indexed.
@@ -113,24 +116,46 @@ class Targets:
         if data.targets is None:
             return None
         targets = cls(data.targets, joined, tokenizer)
-        samples, rows = targets.samples(ShardStore(index)), plan.rows.first(PROBED_ROWS).tolist()
-        for name, field in targets.sources.items():
-            enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
-            found = field.first_values(samples[field.join], rows, enough=enough)
-            if name in ("box_labels", "keypoints"):
-                lists = [as_list(value) for value in found if isinstance(value, (list, np.ndarray))]
-                targets._probe(field, list(chain.from_iterable(lists)))
+        try:
+            targets._probe(targets.samples(ShardStore(index)), plan.rows.first(PROBED_ROWS).tolist())
+        except ConfigError as error:
+            if data.shuffle or data.shards != data.val.shards:  # not those that only an evaluation has
+                raise
+            logger.warning("shards '%s' are evaluated without data.targets: %s", data.shards, error)
+            return None
         return targets
 
-    def _probe(self, field: MemberField, firsts: list[Any]) -> None:
-        """See from the values of the first objects how many key points they have; refuse names without a list."""
-        if field.name == "keypoints":
-            if not (given := [one for one in firsts if isinstance(one, list) and one]):
-                raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
-            self.num_keypoints = len(flattened(given[0])) // 3
-        elif not self.classes and firsts and isinstance(firsts[0], str):
-            names = sorted({one for one in firsts if isinstance(one, str)})[:3]
-            raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
+    def _probe(self, samples: dict[str, Samples], rows: list[int]) -> None:
+        """See from the first rows how many key points objects have; refuse sources without values."""
+        for name, field in self.sources.items():
+            enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
+            found = field.first_values(samples[field.join], rows, enough=enough)
+            firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in as_list(value)]
+            if name == "keypoints":
+                if not (given := [one for one in firsts if isinstance(one, list) and one]):
+                    raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
+                self.num_keypoints = len(flattened(given[0])) // 3
+            elif name == "box_labels" and not self.classes and firsts and isinstance(firsts[0], str):
+                names = sorted({one for one in firsts if isinstance(one, str)})[:3]
+                raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
+
+    def columns(self, bucket: Bucket) -> dict[str, Column]:
+        """The entries of a batch, of as many rows as it has."""
+        boxes, length, size = (bucket.boxes,), self.config.box_text_length, (bucket.height, bucket.width)
+        integer, real, byte = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint8)
+        classes = Column(byte, (*boxes, *size), 0) if self.outlines else Column(byte, size, NO_CLASS)
+        columns = {
+            "boxes": {"boxes": Column(real, (*boxes, 4), 0), "boxes_valid": Column(np.dtype(np.bool_), boxes, False)},
+            "box_labels": {"box_labels": Column(integer, boxes, -1)},
+            "box_texts": {
+                "box_input_ids": Column(integer, (*boxes, length), self.tokenizer.pad_id if self.tokenizer else 0),
+                "box_attention_mask": Column(integer, (*boxes, length), 0),
+                "box_text_hash": Column(integer, boxes, 0),
+            },
+            "keypoints": {"keypoints": Column(real, (*boxes, self.num_keypoints, 3), 0)},
+            "masks": {"masks": classes},
+        }
+        return {name: column for source in self.sources for name, column in columns[source].items()}
 
     @property
     def outlines(self) -> bool:
@@ -177,29 +202,14 @@ class TargetEntries:
         columns = index.take(rows, ["height", "width", "orientation"])
         self._sizes = np.stack([columns["height"], columns["width"], columns["orientation"]], axis=1).tolist()
         self._rows, self._most = rows.tolist(), step.bucket.boxes
-        self._entries: dict[str, tuple[NDArray[Any], int]] = {}  # and what stands where there is nothing
-        shape, config, sources = (len(step.rows), self._most), targets.config, targets.sources
-        if "boxes" in sources:
-            self._add("boxes", (*shape, 4), np.float32)
-            self._add("boxes_valid", shape, np.bool_)
-        if "box_labels" in sources:
-            self._add("box_labels", shape, np.int64, -1)
-        if "box_texts" in sources:
-            assert targets.tokenizer is not None, "the settings say so"
-            self._add("box_input_ids", (*shape, config.box_text_length), np.int64, targets.tokenizer.pad_id)
-            self._add("box_attention_mask", (*shape, config.box_text_length), np.int64)
-            self._add("box_text_hash", shape, np.int64)
-        if "keypoints" in sources:
-            self._add("keypoints", (*shape, targets.num_keypoints, 3), np.float32)
-        if "masks" in sources:
-            size = (step.bucket.height, step.bucket.width)
-            if targets.outlines:
-                self._add("masks", (*shape, *size), np.uint8)
-            else:
-                self._add("masks", (len(step.rows), *size), np.uint8, NO_CLASS)
-
-    def _add(self, name: str, shape: tuple[int, ...], dtype: Any, fill: int = 0) -> None:
-        self._entries[name] = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype), fill
+        self._columns = targets.columns(step.bucket)
+        self._entries = {name: column.empty(len(step.rows)) for name, column in self._columns.items()}
+        self._of_each: dict[str, Callable[[Any, Frame], Any]] = {
+            "box_labels": lambda label, _: label_of(label, targets.classes),
+            "box_texts": lambda text, _: phrase_of(text),
+            "keypoints": lambda points, _: keypoints_of(points, targets.num_keypoints),
+            "masks": outline_of,
+        }
 
     def read(self, i: int, counts: Counter[str]) -> Objects:
         """Read the objects of the i-th of the rows; `counts` gets numbers of boxes, see `Stats.boxes`.
@@ -209,65 +219,48 @@ class TargetEntries:
             DataError: the same, where that is an error.
         """
         row, (height, width, orientation) = self._rows[i], self._sizes[i]
-        image = oriented_size(height, width, orientation)
+        config, sources, image = self._targets.config, self._targets.sources, oriented_size(height, width, orientation)
+        needs_size = config.box_format != "relative" or len(sources) > 1
+        frame = Frame((height, width), orientation, image)  # the image in whose pixels the objects are
         opened: dict[tuple[str, str], Any] = {}
-        found: dict[str, Any] = {}
-        for name, field in self._targets.sources.items():
-            found[name] = field.read_if_there(self._samples[field.join], row, opened, self._stop)
+        found: dict[str, Any] = {"boxes": np.empty((0, 4))}
+        for name, field in sources.items():
+            value = field.read_if_there(self._samples[field.join], row, opened, self._stop)
+            try:
+                if name == "boxes":
+                    if needs_size:
+                        beside = opened.get((field.join, field.selector.extension))
+                        frame = frame_of(beside, image, orientation, config.box_pixels)
+                    found[name] = boxes_of(value, config.box_format, frame)
+                elif name == "masks" and not self._targets.outlines:
+                    found[name] = None if value is None else upright_mask(value, image, orientation)
+                else:
+                    each = of_each(value, len(found["boxes"]))
+                    found[name] = [self._of_each[name](one, frame) for one in each]
+            except BadSample as bad:
+                raise field.blamed(bad, self._samples[field.join], row) from bad
+        return self._inside(found, frame, counts)
 
-        frame = Frame((height, width), orientation, image)
-        boxes = self._targets.sources.get("boxes")
-        needs_size = self._targets.config.box_format != "relative" or len(self._targets.sources) > 1
-        if boxes is not None and needs_size:
-            with self._named("boxes", row):
-                frame = frame_of(opened.get((boxes.join, boxes.selector.extension)), image, orientation)
-        objects = self._objects(row, found, frame, counts)
-        if self._targets.outlines or (mask := found.get("masks")) is None:
-            return objects
-        with self._named("masks", row):
-            return replace(objects, regions=replace(objects.regions, mask=upright_mask(mask, image, orientation)))
-
-    def _objects(self, row: int, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
-        """The objects of an image, inside it; `frame` is the image that they were annotated in."""
-        targets, values = self._targets, {name: found.get(name) for name in SOURCES}
-        with self._named("boxes", row):
-            given = boxes_of(values["boxes"], targets.config.box_format, frame)
-        number = len(given)
-        with self._named("box_labels", row):
-            labels = [label_of(one, targets.classes) for one in of_each(values["box_labels"], number)]
-        with self._named("box_texts", row):
-            texts = [phrase_of(one) for one in of_each(values["box_texts"], number)]
-        with self._named("keypoints", row):
-            points = [keypoints_of(one, targets.num_keypoints) for one in of_each(values["keypoints"], number)]
-        outlines: list[Any] | None = None
-        if targets.outlines:
-            with self._named("masks", row):
-                outlines = [outline_of(one, frame) for one in of_each(values["masks"], number)]
-        keypoints = np.array(points, np.float64).reshape(number, targets.num_keypoints, 3)
-        regions = frame.upright(Regions(given, keypoints if targets.num_keypoints else None, None, outlines))
+    def _inside(self, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
+        """The objects of a frame, those inside its image that have an area and a class."""
+        number, keypoints, masks = len(found["boxes"]), None, found.get("masks")
+        if "keypoints" in found:
+            keypoints = np.array(found["keypoints"], np.float64).reshape(number, self._targets.num_keypoints, 3)
+        regions = frame.upright(Regions(found["boxes"], keypoints))
         height, width = frame.image
         inside = regions.boxes.clip(0, [width, height, width, height])
         has_area = (inside[:, 2:] > inside[:, :2]).all(axis=1)
-        kept = np.flatnonzero(has_area & np.array([label is not None for label in labels], bool))
+        labels, texts = found.get("box_labels", [-1] * number), found.get("box_texts", [""] * number)
+        kept = [k for k in np.flatnonzero(has_area).tolist() if labels[k] is not None]
         clipped = (abs(regions.boxes - inside)[kept] > NOTICEABLE).any(axis=1)
-        _count(counts, clipped=int(clipped.sum()), left_out=number - len(kept))
-        listed = kept.tolist()
+        counts += Counter(clipped=int(clipped.sum()), left_out=number - len(kept))  # without zeros
         regions = Regions(
             inside[kept],
             None if regions.keypoints is None else regions.keypoints[kept],
-            None,
-            None if outlines is None else [outlines[k] for k in listed],
+            None if self._targets.outlines else masks,
+            [masks[k] for k in kept] if self._targets.outlines and masks else None,
         )
-        return Objects(regions, [cast(int, labels[k]) for k in listed], [texts[k] for k in listed])
-
-    @contextmanager
-    def _named(self, name: str, row: int) -> Generator[None]:
-        """A fault in here is one of the setting `name`, in the members of a row."""
-        try:
-            yield
-        except BadSample as bad:
-            field = self._targets.sources[name]
-            raise field.blamed(bad, self._samples[field.join], row) from bad
+        return Objects(regions, [labels[k] for k in kept], [texts[k] for k in kept])
 
     def write(self, place: int, objects: Objects, followed: Followed, counts: Counter[str]) -> int:
         """Write what a crop has kept of the objects of an image into row `place` of the batch.
@@ -275,50 +268,40 @@ class TargetEntries:
         Returns:
             How many phrases of them were cut.
         """
-        if followed.masks is not None and not self._targets.outlines:
-            self._entries["masks"][0][place] = followed.masks
+        masks, outlines = followed.masks, self._targets.outlines
+        if masks is not None and not outlines:
+            self._entries["masks"][place] = masks
         if "boxes" not in self._entries:
             return 0
-        shown = np.arange(len(followed.kept))
-        if len(shown) > self._most:
-            sides = followed.boxes[:, 2:] - followed.boxes[:, :2]
-            shown = np.sort(np.argsort(-sides.prod(axis=1), kind="stable")[: self._most])
+        areas = (followed.boxes[:, 2:] - followed.boxes[:, :2]).prod(axis=1)
+        shown = np.sort(np.argsort(-areas, kind="stable")[: self._most])
         cropped, over = len(objects.labels) - len(followed.kept), len(followed.kept) - len(shown)
-        _count(counts, shown=len(shown), cropped=cropped, over=over)
-        of_objects, into = followed.kept[shown].tolist(), slice(0, len(shown))
-        values: dict[str, Any] = {"boxes": followed.boxes[shown], "boxes_valid": True}
-        values["box_labels"] = [objects.labels[k] for k in of_objects]
-        if followed.keypoints is not None:
-            values["keypoints"] = followed.keypoints[shown]
-        if followed.masks is not None and self._targets.outlines:
-            values["masks"] = followed.masks[shown]
-        for name, value in values.items():
-            if name in self._entries:
-                self._entries[name][0][place, into] = value
-        if self._targets.tokenizer is not None and "box_input_ids" in self._entries:
-            return self._write_texts(place, [objects.texts[k] for k in of_objects], self._targets.tokenizer)
-        return 0
+        counts += Counter(shown=len(shown), cropped=cropped, over=over)  # without zeros
+        self._entries["boxes_valid"][place, : len(shown)] = True
+        labels = np.array(objects.labels, np.int64)[followed.kept]
+        values = {"boxes": followed.boxes, "box_labels": labels, "keypoints": followed.keypoints}
+        for name, value in {**values, "masks": masks if outlines else None}.items():
+            if value is not None and name in self._entries:
+                self._entries[name][place, : len(shown)] = value[shown]
+        if self._targets.tokenizer is None or "box_input_ids" not in self._entries:
+            return 0
+        return self._write_texts(place, [objects.texts[k] for k in followed.kept[shown]], self._targets.tokenizer)
 
     def _write_texts(self, place: int, texts: list[str], tokenizer: Tokenizer) -> int:
-        given = [k for k, text in enumerate(texts) if text]
-        if not given:
+        if not (given := [k for k, text in enumerate(texts) if text]):
             return 0
         phrases = [texts[k] for k in given]
         ids, mask, num_cut = tokenizer.encode_cut(phrases, self._targets.config.box_text_length)
-        self._entries["box_input_ids"][0][place, given] = ids
-        self._entries["box_attention_mask"][0][place, given] = mask
-        self._entries["box_text_hash"][0][place, given] = [hash64(phrase.encode()) for phrase in phrases]
+        self._entries["box_input_ids"][place, given] = ids
+        self._entries["box_attention_mask"][place, given] = mask
+        self._entries["box_text_hash"][place, given] = [hash64(phrase.encode()) for phrase in phrases]
         return num_cut
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
         """The entries of the batch, without values where not `valid` (B,)."""
-        for values, fill in self._entries.values():
-            values[~valid.numpy()] = fill
+        for name, values in self._entries.items():
+            values[~valid.numpy()] = self._columns[name].fill
         if "box_attention_mask" in self._entries:
             # Attention over no token is NaN, and NaN reaches the gradient though the loss leaves the box out.
-            self._entries["box_attention_mask"][0][..., 0] = 1
-        return {name: torch.from_numpy(values) for name, (values, _) in self._entries.items()}
-
-
-def _count(counts: Counter[str], **numbers: int) -> None:
-    counts.update({name: number for name, number in numbers.items() if number})
+            self._entries["box_attention_mask"][..., 0] = 1
+        return {name: torch.from_numpy(values) for name, values in self._entries.items()}
