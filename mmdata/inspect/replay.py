@@ -79,7 +79,7 @@ class Replay:
     def crop(self) -> list[float] | None:
         """Top, left, height and width of what the pixels show, in the upright image; None: nothing, or nobody knows."""
         crop = self.made.batch.get("crop")
-        return crop[0].tolist() if crop is not None and crop[0, 2] > 0 else None
+        return None if crop is None or crop.isnan().any() else crop[0].tolist()
 
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
