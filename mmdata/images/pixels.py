@@ -46,12 +46,12 @@ class SmallImage(NamedTuple):
         image: uint8 (3, h, w), upright, a view with the channels last in memory.
         shown: the part of the upright original that it shows, in its pixels: all of it, and of a JPEG that was decoded
             at a fraction of its size up to 7 pixels beyond.
-        number: as that of an `EncodedImage`, of an image that was kept.
+        number: as that of an `EncodedImage`.
     """
 
     image: Tensor
     shown: Crop
-    number: int = 0
+    number: int
 
     @property
     def geometry(self) -> Geometry:
@@ -206,7 +206,7 @@ class PixelTransform:
         """Decode an image and choose the part of it to write.
 
         Args:
-            encoded: the image, or what `small` has made of it before, with its number.
+            encoded: the image, or what `small` has made of it before.
             shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
             patches: largest number of patches, if there is no shape.
             epoch: from 0.
