@@ -46,10 +46,12 @@ class SmallImage(NamedTuple):
         image: uint8 (3, h, w), upright, a view with the channels last in memory.
         shown: the part of the upright original that it shows, in its pixels: all of it, and of a JPEG that was decoded
             at a fraction of its size up to 7 pixels beyond.
+        number: as that of an `EncodedImage`.
     """
 
     image: Tensor
     shown: Crop
+    number: int
 
     @property
     def geometry(self) -> Geometry:
@@ -66,7 +68,6 @@ class EncodedImage(NamedTuple):
         orientation: EXIF orientation, 1 to 8.
         number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
         checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
-        small: what `PixelTransform.small` has made of it before; the file is then not read.
     """
 
     data: bytes | memoryview
@@ -74,7 +75,6 @@ class EncodedImage(NamedTuple):
     orientation: int
     number: int
     checked: bool = False
-    small: SmallImage | None = None
 
 
 class Decoded(NamedTuple):
@@ -196,7 +196,7 @@ class PixelTransform:
 
     def decode(
         self,
-        encoded: EncodedImage,
+        encoded: EncodedImage | SmallImage,
         *,
         shape: tuple[int, int] | None,
         patches: int,
@@ -206,7 +206,7 @@ class PixelTransform:
         """Decode an image and choose the part of it to write.
 
         Args:
-            encoded: the image.
+            encoded: the image, or what `small` has made of it before.
             shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
             patches: largest number of patches, if there is no shape.
             epoch: from 0.
@@ -215,10 +215,11 @@ class PixelTransform:
         Raises:
             BadSample: the image does not decode.
         """
-        data, format, orientation, number, checked, _ = encoded
         if self.shorter_side is not None:
             small = self.small(encoded)
-            return self._of_small(small, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
+            return self._of_small(small, shape=shape, patches=patches, epoch=epoch, regions=regions)
+        assert isinstance(encoded, EncodedImage), "others were made small by `shorter_side`"
+        data, format, orientation, number, checked = encoded
         # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
         # needs are decoded. A user's transform gets the image at full size.
         if format != "JPEG" or self.exact or self._user is not None:
@@ -245,8 +246,8 @@ class PixelTransform:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
         if self.shorter_side is not None:
             size = _size(image)
-            small = SmallImage(_resized(image, _small_size(size, self.shorter_side)), Crop(0, 0, *size))
-            return self._of_small(small, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
+            small = SmallImage(_resized(image, _small_size(size, self.shorter_side)), Crop(0, 0, *size), number)
+            return self._of_small(small, shape=shape, patches=patches, epoch=epoch, regions=regions)
         return self._placed(image, *self._part(_size(image), shape, patches, number, epoch, regions))
 
     def _placed(self, image: Tensor, part: Crop, target: tuple[int, int], scale: Scale | None = None) -> Decoded:
@@ -261,27 +262,26 @@ class PixelTransform:
         *,
         shape: tuple[int, int] | None,
         patches: int,
-        number: int,
         epoch: int,
         regions: Regions | None,
     ) -> Decoded:
         """As `choose_part`, of an image that was made small."""
         size, geometry = _size(small.image), small.geometry
         held = Regions(geometry.boxes(regions.boxes)) if regions is not None and self._holds else None
-        part, target = self._part(size, shape, patches, number, epoch, held)
+        part, target = self._part(size, shape, patches, small.number, epoch, held)
         box = whole_pixels(part, size, outwards=self._holds)
         return Decoded(small.image, box, target, small.shown)
 
-    def small(self, encoded: EncodedImage) -> SmallImage:
+    def small(self, encoded: EncodedImage | SmallImage) -> SmallImage:
         """The image, decoded, and made as small as `shorter_side` says.
 
         Raises:
             BadSample: the image does not decode.
         """
-        if encoded.small is not None:
-            return encoded.small
+        if isinstance(encoded, SmallImage):
+            return encoded
         assert self.shorter_side is not None
-        data, format, orientation, _, checked, _ = encoded
+        data, format, orientation, number, checked = encoded
         size = at_least = None
         if format == "JPEG" and not self.exact:
             size = jpeg_size(data, orientation)
@@ -291,7 +291,7 @@ class PixelTransform:
         shown = Crop(0, 0, *decoded)
         if size is not None and decoded != size:
             shown = Scale.of_jpeg(size, decoded, mirrored(orientation)).to_image(shown)
-        return SmallImage(_resized(image, _small_size(size or decoded, self.shorter_side)), shown)
+        return SmallImage(_resized(image, _small_size(size or decoded, self.shorter_side)), shown, number)
 
     def write(
         self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None

@@ -105,7 +105,8 @@ class MemberField:
     """One entry of batches whose values lie in a member of each sample.
 
     Attributes:
-        of: name of the setting, for messages; its last part is that of the entry.
+        name: of the entry.
+        setting: that names the source, for messages.
         selector: names the member, or a value in it.
         kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
@@ -113,17 +114,13 @@ class MemberField:
         column: what the entry is; None: not known yet.
     """
 
-    of: str
+    name: str
+    setting: str
     selector: Selector
     kind: str
     join: str
     missing: str
     column: Column | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the entry."""
-        return self.of.rpartition(".")[2]
 
     def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """The value of a row.
@@ -144,7 +141,7 @@ class MemberField:
         members: dict[str, IndexedMember] = opened[self.join, ""]
         if (member := members.get(selector.extension)) is None:
             listed = ", ".join(f".{extension}" for extension in members)
-            detail = f"{self.of}: no member .{selector.extension} among {listed}"
+            detail = f"{self.setting}: no member .{selector.extension} among {listed}"
             raise BadSample(Reason.MISSING_FIELD, detail)
         try:
             if place not in opened:
@@ -160,7 +157,7 @@ class MemberField:
     def blamed(self, bad: BadSample, samples: Samples, row: int) -> BadSample:
         """A fault of a row's value, which names the setting and the member."""
         member = f"{samples.key(row)}.{self.selector.extension}"
-        return BadSample(bad.reason, f"{self.of}: member '{member}': {bad.detail}")
+        return BadSample(bad.reason, f"{self.setting}: member '{member}': {bad.detail}")
 
     def read_if_there(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """As `read`; None for a row without a value that joined tars keep.
@@ -200,7 +197,7 @@ class MemberField:
             if len(found) == enough:
                 break
         if not found:
-            raise ConfigError(f"{self.of}: none of the first {len(rows):,} rows has a value: {fault}")
+            raise ConfigError(f"{self.setting}: none of the first {len(rows):,} rows has a value: {fault}")
         return found
 
 
@@ -230,8 +227,7 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                field = member_field(source, joined, of=f"data.fields.{name}", columns=joined.types)
-                self.members.append(field)
+                self.members.append(member_field(name, source, joined, section="data.fields", columns=joined.types))
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -336,10 +332,11 @@ class FieldEntries:
         return result
 
 
-def member_field(source: str, joined: Joined, *, of: str, columns: Iterable[str] = ()) -> MemberField:
-    """What a setting names that has values in members; see `Joined.member`."""
-    join, selector, kind = joined.member(source, of=of, columns=columns)
-    return MemberField(of, selector, kind, join, joined.shards[join].missing if join else "mask")
+def member_field(name: str, source: str, joined: Joined, *, section: str, columns: Iterable[str] = ()) -> MemberField:
+    """The entry that a section of the settings names, which has values in members; see `Joined.member`."""
+    setting = f"{section}.{name}"
+    join, selector, kind = joined.member(source, setting=setting, columns=columns)
+    return MemberField(name, setting, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

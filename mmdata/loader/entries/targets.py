@@ -94,9 +94,9 @@ class Targets:
         for name in SOURCES:
             if (source := getattr(config, name)) is None:
                 continue
-            field = self.sources[name] = member_field(source, joined, of=f"data.targets.{name}")
+            field = self.sources[name] = member_field(name, source, joined, section="data.targets")
             if field.kind not in (kinds := KINDS.get(name, ("json", "npy", "npz"))):
-                raise ConfigError(f"{field.of}: member '{source}' is none of {', '.join(kinds)}")
+                raise ConfigError(f"{field.setting}: member '{source}' is none of {', '.join(kinds)}")
         if self.outlines and config.boxes is None:
             raise ConfigError(f"data.targets.masks: '{config.masks}' are outlines of boxes: set data.targets.boxes")
         self.classes = {name: number for number, name in enumerate(config.box_classes or [])}
@@ -133,11 +133,11 @@ class Targets:
             firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in as_list(value)]
             if name == "keypoints":
                 if not (given := [one for one in firsts if isinstance(one, list) and one]):
-                    raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
+                    raise ConfigError(f"{field.setting}: none of the first rows has x, y and visibility in a list")
                 self.num_keypoints = len(flattened(given[0])) // 3
             elif name == "box_labels" and not self.classes and firsts and isinstance(firsts[0], str):
                 names = sorted({one for one in firsts if isinstance(one, str)})[:3]
-                raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
+                raise ConfigError(f"{field.setting}: names, such as {names}: list them in data.targets.box_classes")
 
     def columns(self, bucket: Bucket) -> dict[str, Column]:
         """The entries of a batch, of as many rows as it has."""
