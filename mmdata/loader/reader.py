@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images import FORMATS
-from mmdata.images.pixels import Decoded, EncodedImage, SmallImage
+from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index, ShardStore
 from mmdata.loader.pixel_cache import PixelCache
 from mmdata.plan import CaptionSources, ShardCaptions
@@ -90,7 +90,7 @@ class RowReader:
     def keep(self, image: EncodedImage, decoded: Decoded) -> None:
         """Keep what was decoded of an image, as small as `shorter_side` says, if decoded images are kept."""
         if self._kept is not None and image.small is None:
-            self._kept.write(image.number, SmallImage(decoded.image, decoded.shown))
+            self._kept.write(image.number, decoded.small)
 
     def stored_image(self, i: int) -> EncodedImage:
         """The encoded image as it is in the shard, not compared with its hash."""
