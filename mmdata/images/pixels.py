@@ -46,10 +46,12 @@ class SmallImage(NamedTuple):
         image: uint8 (3, h, w), upright, often a view with the channels last in memory.
         shown: the part of the upright original that it shows, in its pixels: all of it, and of a JPEG that was decoded
             at a fraction of its size up to 7 pixels beyond.
+        number: as that of an `EncodedImage`.
     """
 
     image: Tensor
     shown: Crop
+    number: int
 
     @property
     def size(self) -> tuple[int, int]:
@@ -64,7 +66,7 @@ class SmallImage(NamedTuple):
         """The image in another size, with the channels last in memory."""
         out = torch.empty(*size, 3, dtype=torch.uint8).permute(2, 0, 1)
         resize_crop(self.image, Crop(0, 0, *self.size), out)
-        return SmallImage(out, self.shown)
+        return self._replace(image=out)
 
 
 class EncodedImage(NamedTuple):
@@ -76,7 +78,6 @@ class EncodedImage(NamedTuple):
         orientation: EXIF orientation, 1 to 8.
         number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
         checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
-        small: what `PixelTransform.small` has made of it before; the file is then not read.
     """
 
     data: bytes | memoryview
@@ -84,7 +85,6 @@ class EncodedImage(NamedTuple):
     orientation: int
     number: int
     checked: bool = False
-    small: SmallImage | None = None
 
 
 class Wanted(NamedTuple):
@@ -216,7 +216,7 @@ class PixelTransform:
 
     def decode(
         self,
-        encoded: EncodedImage,
+        encoded: EncodedImage | SmallImage,
         *,
         shape: tuple[int, int] | None,
         patches: int,
@@ -226,7 +226,7 @@ class PixelTransform:
         """Decode an image and choose the part of it to write.
 
         Args:
-            encoded: the image.
+            encoded: the image, or what `small` has made of it before.
             shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
             patches: largest number of patches, if there is no shape.
             epoch: from 0.
@@ -239,6 +239,7 @@ class PixelTransform:
         wanted = Wanted(shape, patches, encoded.number, epoch, held)
         if self.shorter_side is not None:
             return self._placed(self.small(encoded), wanted)
+        assert isinstance(encoded, EncodedImage), "others were made small by `shorter_side`"
         # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
         # needs are decoded. A user's transform gets the image at full size.
         if encoded.format != "JPEG" or self.exact or self._user is not None:
@@ -251,7 +252,7 @@ class PixelTransform:
 
     def choose_part(self, image: Tensor, *, shape: tuple[int, int] | None, patches: int) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
-        whole = _whole(image)
+        whole = _whole(image, 0)
         if self.shorter_side is not None:
             whole = whole.resized(self._small_size(whole.size))
         return self._placed(whole, Wanted(shape, patches))
@@ -262,14 +263,14 @@ class PixelTransform:
         part, target = self._part(small.size, wanted._replace(held=held))
         return Decoded(small, whole_pixels(part, small.size, outwards=self._holds), target)
 
-    def small(self, encoded: EncodedImage) -> SmallImage:
+    def small(self, encoded: EncodedImage | SmallImage) -> SmallImage:
         """The image, decoded, and made as small as `shorter_side` says.
 
         Raises:
             BadSample: the image does not decode.
         """
-        if encoded.small is not None:
-            return encoded.small
+        if isinstance(encoded, SmallImage):
+            return encoded
         if encoded.format != "JPEG" or self.exact:
             whole = _decoded(encoded)
             return whole.resized(self._small_size(whole.size))
@@ -352,14 +353,14 @@ class PixelTransform:
         return box, native_size(height, width, patch_size=self.patch_size, patches=wanted.patches)
 
 
-def _whole(image: Tensor) -> SmallImage:
-    return SmallImage(image, Crop(0, 0, int(image.shape[1]), int(image.shape[2])))
+def _whole(image: Tensor, number: int) -> SmallImage:
+    return SmallImage(image, Crop(0, 0, int(image.shape[1]), int(image.shape[2])), number)
 
 
 def _decoded(encoded: EncodedImage) -> SmallImage:
     """An image at full size."""
-    data, format, orientation, _, checked, _ = encoded
-    return _whole(decode(data, format=format, orientation=orientation, checked=checked))
+    data, format, orientation, number, checked = encoded
+    return _whole(decode(data, format=format, orientation=orientation, checked=checked), number)
 
 
 def _scaled_jpeg(encoded: EncodedImage, size: tuple[int, int], box: Crop, target: tuple[int, int]) -> SmallImage:
@@ -367,7 +368,7 @@ def _scaled_jpeg(encoded: EncodedImage, size: tuple[int, int], box: Crop, target
     least = _decoded_size(size, box, target)
     image = decode(encoded.data, format="JPEG", orientation=encoded.orientation, at_least=least)
     decoded = int(image.shape[1]), int(image.shape[2])
-    return SmallImage(image, shown_of_jpeg(size, decoded, mirrored(encoded.orientation)))
+    return SmallImage(image, shown_of_jpeg(size, decoded, mirrored(encoded.orientation)), encoded.number)
 
 
 def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> tuple[int, int] | None:

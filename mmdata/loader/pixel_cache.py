@@ -110,10 +110,11 @@ class PixelCache:
         if kept != self._hash(row, body):
             return None
         pixels = torch.from_numpy(body[SHOWN_BYTES:]).view(*self._sizes[row].tolist(), 3)
-        return SmallImage(pixels.permute(2, 0, 1), Crop(*body[:SHOWN_BYTES].view(np.float64).tolist()))
+        return SmallImage(pixels.permute(2, 0, 1), Crop(*body[:SHOWN_BYTES].view(np.float64).tolist()), row)
 
-    def write(self, row: int, small: SmallImage) -> None:
-        """Keep the image of a row, if it has a place."""
+    def write(self, small: SmallImage) -> None:
+        """Keep the image of the row that is its number, if it has a place."""
+        row = small.number
         if self._file is None or not self._is_filled or row >= self.rows:
             return
         if list(small.image.shape[1:]) != self._sizes[row].tolist():  # its header gives another size

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images import FORMATS
-from mmdata.images.pixels import Decoded, EncodedImage
+from mmdata.images.pixels import Decoded, EncodedImage, SmallImage
 from mmdata.index import Index, ShardStore
 from mmdata.loader.pixel_cache import PixelCache
 from mmdata.plan import CaptionSources, ShardCaptions
@@ -42,7 +42,7 @@ class RowReader:
         passes: int64 (n,); the pass decides which of its captions a row has.
         captions: sources from which the rows draw their captions; default: those of the shards in turn.
         stop: once it is set, reads raise Interrupted.
-        kept: keeps decoded images, which are then not read; None: nothing does.
+        kept: keeps decoded images; None: nothing does.
 
     Attributes:
         rows: as given; they key the rows' random numbers.
@@ -80,17 +80,19 @@ class RowReader:
 
     def image(self, i: int) -> EncodedImage:
         """The encoded image, with the row as number; raises BadSample if it is not the one indexed."""
-        if self._kept is not None and (small := self._kept.read(int(self.rows[i]))) is not None:
-            return EncodedImage(b"", "", 1, int(self.rows[i]), small=small)
         image = self.stored_image(i)
         if fast_hash(image.data) != self._columns["image_xxh3"][i]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
         return image._replace(checked=True)  # whoever indexed it has compared the checksums within
 
-    def keep(self, image: EncodedImage, decoded: Decoded) -> None:
+    def kept_image(self, i: int) -> SmallImage | None:
+        """What `keep` has kept of the image, which is then not read; None: nothing."""
+        return None if self._kept is None else self._kept.read(int(self.rows[i]))
+
+    def keep(self, i: int, decoded: Decoded) -> None:
         """Keep what was decoded of an image, as small as `shorter_side` says, if decoded images are kept."""
-        if self._kept is not None and image.small is None:
-            self._kept.write(image.number, decoded.small)
+        if self._kept is not None:
+            self._kept.write(decoded.small)
 
     def stored_image(self, i: int) -> EncodedImage:
         """The encoded image as it is in the shard, not compared with its hash."""

@@ -138,14 +138,17 @@ class UnfinishedBatch:
             stage: Stage = "read"
             epoch = int(self._step.passes[place])
             try:
-                image = self._samples.image(i)
-                clock.stats.read_bytes += len(image.data)
+                image = kept = self._samples.kept_image(i)
+                if image is None:
+                    image = self._samples.image(i)
+                    clock.stats.read_bytes += len(image.data)
                 stage = "field"
                 objects = self._targets and self._targets.read(i, clock.stats.boxes)
                 clock.lap("read")
                 stage = "decode"
                 decoded = self._pixels.decode(image, epoch=epoch, regions=objects and objects.regions)
-                self._samples.keep(image, decoded)
+                if kept is None:
+                    self._samples.keep(i, decoded)
                 clock.lap("decode")
                 stage = "transform"
                 written = self._pixels.write(

@@ -25,7 +25,7 @@ logger = logging.getLogger("mmdata")
 
 Counts = NDArray[np.int32]
 
-OF = "data.targets.boxes"
+SETTING = "data.targets.boxes"
 VERSION = 1
 """Of the side files; raise it when boxes are counted in another way."""
 THREADS = 4
@@ -43,7 +43,7 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
     """
     if data.targets is None or data.targets.boxes is None:
         return None
-    join, selector, kind = joined.member(data.targets.boxes, of=OF)
+    join, selector, kind = joined.member(data.targets.boxes, setting=SETTING)
     samples = joined.shards[join] if join else ShardStore(index)
     stop = Event()
 
@@ -53,7 +53,7 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
         except BadSample as bad:
             if bad.reason is Reason.MISSING_FIELD:  # the joined tars have no sample of the row
                 return 0
-            raise DataError(f"{OF}: {samples.place(row)}, member .{selector.extension}: {bad.detail}") from bad
+            raise DataError(f"{SETTING}: {samples.place(row)}, member .{selector.extension}: {bad.detail}") from bad
 
     def of_shard(shard: int) -> Counts:
         return np.array([of_row(row) for row in range(*index.starts[shard : shard + 2].tolist())], np.int32)
@@ -66,7 +66,7 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
     folders = [source.folder.identity for source in index.sources]
     made_of = {"version": VERSION, "samples": joined.shards[join].fingerprint if join else ""}
     name = f"{side_name(str(selector), join, str(selector), folders)}.boxes"
-    columns = joined.sides.made(name, made_of, make, what=f"{OF}: the number of boxes of {len(index):,} rows")
+    columns = joined.sides.made(name, made_of, make, what=f"{SETTING}: the number of boxes of {len(index):,} rows")
     return columns.column("boxes").to_numpy()
 
 
@@ -100,13 +100,13 @@ def check_boxes(counts: Counts, buckets: Sequence[Bucket]) -> int:
     most = max(bucket.boxes for bucket in buckets)
     if not most:
         raise ConfigError(
-            f"{OF}: the buckets of this policy have no boxes: give each the number that its batches have room for, "
-            "Bucket(77, 224, 224, boxes=8)"
+            f"{SETTING}: the buckets of this policy have no boxes: give each the number that its batches have room "
+            "for, Bucket(77, 224, 224, boxes=8)"
         )
     if more := int((counts > most).sum()):
         logger.warning(
             "%s: %d of %d rows have more than %d boxes, up to %d: the largest of them are kept; "
             "data.targets.box_buckets and max_boxes say how many batches have room for",
-            *(OF, more, len(counts), most, counts.max()),
+            *(SETTING, more, len(counts), most, counts.max()),
         )
     return more

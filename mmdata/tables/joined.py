@@ -112,12 +112,12 @@ class Joined:
         """The side file of a table's column."""
         return self._by_name[name].column(name)
 
-    def member(self, source: str, *, of: str, columns: Iterable[str] = ()) -> tuple[str, Selector, str]:
+    def member(self, source: str, *, setting: str, columns: Iterable[str] = ()) -> tuple[str, Selector, str]:
         """What a setting names that has values in members of the samples.
 
         Args:
             source: such as `json:KEY`, or `join:NAME:json:KEY` of joined tars.
-            of: name of the setting, for messages.
+            setting: name of the setting, for messages.
             columns: of tables, which the setting may also name.
 
         Returns:
@@ -130,15 +130,15 @@ class Joined:
         join, colon, member = rest.partition(":")
         if rest != source and colon and join in self.shards:
             selector = Selector.parse(member)
-            return join, selector, members.kind_of(selector, of=of)
+            return join, selector, members.kind_of(selector, of=setting)
         if rest == source and join.lower().endswith(members.KINDS):
             selector = Selector.parse(source)
-            return "", selector, members.kind_of(selector, of=of)
+            return "", selector, members.kind_of(selector, of=setting)
         known = [JOINED + one for one in columns]
         listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in self.shards)])
         joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
         raise ConfigError(
-            f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written "
+            f"{setting}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written "
             f"{members.KNOWN}"
         )
 

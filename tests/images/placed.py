@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmdata.images.pixels import EncodedImage, PixelTransform
+from mmdata.images.pixels import EncodedImage, PixelTransform, SmallImage
 
 
 def png(image: Tensor, *, number: int = 0) -> EncodedImage:
@@ -19,7 +19,12 @@ def png(image: Tensor, *, number: int = 0) -> EncodedImage:
 
 
 def pixels(
-    transform: PixelTransform, image: EncodedImage, shape: tuple[int, int], *, epoch: int = 0, fill: int = 0
+    transform: PixelTransform,
+    image: EncodedImage | SmallImage,
+    shape: tuple[int, int],
+    *,
+    epoch: int = 0,
+    fill: int = 0,
 ) -> Tensor:
     """The pixels in a bucket of a shape."""
     out = torch.full((3, *shape), fill, dtype=torch.uint8)
@@ -29,7 +34,7 @@ def pixels(
 
 
 def patches(
-    transform: PixelTransform, image: EncodedImage, count: int, *, epoch: int = 0
+    transform: PixelTransform, image: EncodedImage | SmallImage, count: int, *, epoch: int = 0
 ) -> tuple[tuple[int, int], Tensor]:
     """How many patches high and wide, and the patches, in a bucket of `count`."""
     out = torch.empty(count, transform.patch_size**2 * 3, dtype=torch.uint8)

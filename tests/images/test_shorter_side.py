@@ -75,7 +75,7 @@ def test_what_was_made_small_before_gives_the_same_pixels(photo: Photo, kind: st
     transform = PixelTransform(kind, crop_scale=(0.3, 0.9), shorter_side=64, patch_size=8)
     for number in range(5):
         image = EncodedImage(photo(151, 233, seed=number), "JPEG", 6, number)
-        known = image._replace(data=b"", small=transform.small(image))
+        known = transform.small(image)
         assert torch.equal(pixels(transform, known, (48, 32)), pixels(transform, image, (48, 32)))
         of_patches = [patches(transform, one, 30) for one in (known, image)]
         assert of_patches[0][0] == of_patches[1][0]

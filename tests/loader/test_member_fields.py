@@ -156,6 +156,13 @@ def test_values_of_members_come_with_their_rows(
     assert sorted(seen) == list(range(ROWS))
 
 
+def test_names_with_dots_are_entries_of_their_own(tmp_path: Path, samples: dict[str, Members]):
+    names = {"size.high": "json:size.wide", "high": "json:size.high"}
+    for batch in batches(write(tmp_path / "tars", samples), fields=names):
+        valid = batch["valid"]
+        assert torch.equal(batch["size.high"][valid], batch["high"][valid] + 0.5)
+
+
 def test_samples_that_the_index_left_out_lie_between_the_rows(
     tmp_path: Path, samples: dict[str, Members], photo: Callable[..., bytes]
 ):

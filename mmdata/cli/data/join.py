@@ -114,7 +114,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     from mmdata.loader.corpus import open_index
     from mmdata.loader.entries.fields import Fields
     from mmdata.plan import IndexRows
-    from mmdata.plan.boxes import OF, box_counts
+    from mmdata.plan.boxes import SETTING, box_counts
     from mmdata.plan.captions import caption_sources
     from mmdata.plan.from_config import equal_rows
     from mmdata.plan.weights import row_weights
@@ -142,7 +142,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     row_weights(data, index, IndexRows(index, selection=selection), joined)
     equal_rows(data, index, joined)
     if (boxes := box_counts(data, index, joined)) is not None:
-        yield f"{OF}: {int(boxes.sum(dtype=int)):,} boxes, up to {boxes.max(initial=0)} in a row"
+        yield f"{SETTING}: {int(boxes.sum(dtype=int)):,} boxes, up to {boxes.max(initial=0)} in a row"
     if data.fields:
         fields = Fields(data, index, joined)
         fields.check(partial(row_chunks, selection, len(index)))

@@ -100,7 +100,8 @@ class MemberField:
     """One entry of batches whose values lie in a member of each sample.
 
     Attributes:
-        of: name of the setting, for messages; its last part is that of the entry.
+        name: of the entry.
+        setting: that names the source, for messages.
         selector: names the member, or a value in it.
         kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
@@ -108,17 +109,20 @@ class MemberField:
         column: what the entry is; None: not known yet.
     """
 
-    of: str
+    name: str
+    setting: str
     selector: Selector
     kind: str
     join: str
     missing: str
     column: Column | None = None
 
-    @property
-    def name(self) -> str:
-        """Of the entry."""
-        return self.of.rpartition(".")[2]
+    @classmethod
+    def named(cls, name: str, source: str, joined: Joined, *, section: str, columns: Iterable[str] = ()) -> MemberField:
+        """The entry that a section of the settings names, which has values in members; see `Joined.member`."""
+        setting = f"{section}.{name}"
+        join, selector, kind = joined.member(source, setting=setting, columns=columns)
+        return cls(name, setting, selector, kind, join, joined.shards[join].missing if join else "mask")
 
     def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """The value of a row.
@@ -139,7 +143,7 @@ class MemberField:
         members: dict[str, IndexedMember] = opened[self.join, ""]
         if (member := members.get(selector.extension)) is None:
             listed = ", ".join(f".{extension}" for extension in members)
-            detail = f"{self.of}: no member .{selector.extension} among {listed}"
+            detail = f"{self.setting}: no member .{selector.extension} among {listed}"
             raise BadSample(Reason.MISSING_FIELD, detail)
         try:
             if place not in opened:
@@ -155,7 +159,7 @@ class MemberField:
     def blamed(self, bad: BadSample, samples: Samples, row: int) -> BadSample:
         """A fault of a row's value, which names the setting and the member."""
         member = f"{samples.key(row)}.{self.selector.extension}"
-        return BadSample(bad.reason, f"{self.of}: member '{member}': {bad.detail}")
+        return BadSample(bad.reason, f"{self.setting}: member '{member}': {bad.detail}")
 
     def read_if_there(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """As `read`; None for a row without a value that joined tars keep.
@@ -195,7 +199,7 @@ class MemberField:
             if len(found) == enough:
                 break
         if not found:
-            raise ConfigError(f"{self.of}: none of the first {len(rows):,} rows has a value: {fault}")
+            raise ConfigError(f"{self.setting}: none of the first {len(rows):,} rows has a value: {fault}")
         return found
 
 
@@ -225,8 +229,9 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                field = member_field(source, joined, of=f"data.fields.{name}", columns=joined.types)
-                self.members.append(field)
+                self.members.append(
+                    MemberField.named(name, source, joined, section="data.fields", columns=joined.types)
+                )
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -330,12 +335,6 @@ class FieldEntries:
             values[~valid.numpy()] = column.fill
             result[field.name] = values.tolist() if column.dtype.kind == "O" else torch.from_numpy(values)
         return result
-
-
-def member_field(source: str, joined: Joined, *, of: str, columns: Iterable[str] = ()) -> MemberField:
-    """What a setting names that has values in members; see `Joined.member`."""
-    join, selector, kind = joined.member(source, of=of, columns=columns)
-    return MemberField(of, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdata.images.crop import UNKNOWN
-from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform, Written
+from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform, SmallImage, Written
 from mmdata.images.regions import Geometry, Regions
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
@@ -36,7 +36,7 @@ class BatchPixels:
         self._places = self._pixel_values.unbind()
         self._geometries = [Geometry(UNKNOWN, (0, 0))] * rows
 
-    def decode(self, image: EncodedImage, *, epoch: int, regions: Regions | None = None) -> Decoded:
+    def decode(self, image: EncodedImage | SmallImage, *, epoch: int, regions: Regions | None = None) -> Decoded:
         """Decode an image to about the size that this batch needs; raises BadSample."""
         return self._transform.decode(image, shape=self._shape, patches=self._patches, epoch=epoch, regions=regions)
 

@@ -38,7 +38,7 @@ from mmdata.loader.entries.annotations import (
     phrase_of,
     upright_mask,
 )
-from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples, member_field
+from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples
 from mmdata.plan import Plan, Step
 from mmdata.tables.joined import Joined
 from mmdata.text.tokenizer import Tokenizer
@@ -93,9 +93,9 @@ class Targets:
         for name in SOURCES:
             if (source := getattr(config, name)) is None:
                 continue
-            field = self.sources[name] = member_field(source, joined, of=f"data.targets.{name}")
+            field = self.sources[name] = MemberField.named(name, source, joined, section="data.targets")
             if field.kind not in (kinds := KINDS.get(name, ("json", "npy", "npz"))):
-                raise ConfigError(f"{field.of}: member '{source}' is none of {', '.join(kinds)}")
+                raise ConfigError(f"{field.setting}: member '{source}' is none of {', '.join(kinds)}")
         if self.outlines and config.boxes is None:
             raise ConfigError(f"data.targets.masks: '{config.masks}' are outlines of boxes: set data.targets.boxes")
         self.classes = {name: number for number, name in enumerate(config.box_classes or [])}
@@ -126,11 +126,11 @@ class Targets:
         """See from the values of the first objects how many key points they have; refuse names without a list."""
         if field.name == "keypoints":
             if not (given := [one for one in firsts if isinstance(one, list) and one]):
-                raise ConfigError(f"{field.of}: none of the first rows has x, y and visibility in a list")
+                raise ConfigError(f"{field.setting}: none of the first rows has x, y and visibility in a list")
             self.num_keypoints = len(flattened(given[0])) // 3
         elif not self.classes and firsts and isinstance(firsts[0], str):
             names = sorted({one for one in firsts if isinstance(one, str)})[:3]
-            raise ConfigError(f"{field.of}: names, such as {names}: list them in data.targets.box_classes")
+            raise ConfigError(f"{field.setting}: names, such as {names}: list them in data.targets.box_classes")
 
     @property
     def outlines(self) -> bool:

@@ -28,7 +28,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
-from mmdata.plan.boxes import OF, boxes_of
+from mmdata.plan.boxes import SETTING, boxes_of
 from mmdata.plan.rows import PASS_SHIFT
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
@@ -281,7 +281,7 @@ class TarIndexer:
         self.open_shards = OpenShards()
         self._data = data
         boxes = data.targets.boxes if data.targets is not None else None
-        self.boxes = None if boxes is None else Joined([], GrowingIndex(self, [])).member(boxes, of=OF)
+        self.boxes = None if boxes is None else Joined([], GrowingIndex(self, [])).member(boxes, setting=SETTING)
         self._count = None if tokenizer is None else counts_of(tokenizer, data.caption_template).count
         self._needs_captions = tokenizer is not None
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
