@@ -39,7 +39,8 @@ class Batch(TypedDict):
             up to 7 beyond the image. NaN where not valid, and where a transform of your own made the pixels.
         flipped: bool (B,), True where that part was then mirrored left to right.
         boxes: float32 (B, M, 4), left, top, right and bottom in pixels of the batch; M is the number of boxes of the
-            batch's bucket. This and all below down to masks: only with `data.targets`.
+            batch's bucket. The entries boxes, boxes_valid, box_labels, box_input_ids, box_attention_mask,
+            box_text_hash, keypoints and masks: only with `data.targets`.
         boxes_valid: bool (B, M), False where there is no box; the boxes of a row come first.
         box_labels: int64 (B, M), -1 where there is no box.
         box_input_ids: int64 (B, M, T), the phrase of each box; padding alone where there is none.

@@ -47,8 +47,8 @@ class ImagesConfig(Settings):
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
     image at full size, which takes longer and is nearer to Pillow's pixels."""
     shorter_side: Side | None = None
-    """Make each image so small first that its shorter side has this many pixels, and crop it then; smaller images stay
-    as they are. It is what `data.loading.cache_pixels_gb` keeps. 256 is customary for an `image_size` of 224: a random
+    """Resize each image so that its shorter side has this many pixels, before it is cropped; smaller images are not
+    enlarged. It is what `data.loading.cache_pixels_gb` keeps. 256 is customary for an `image_size` of 224: a random
     crop that keeps a small share of such an image is enlarged. A `transform` of your own gets the small image. null:
     crop the image at its own size."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)

@@ -46,7 +46,7 @@ class TargetsConfig(Settings):
     """Numbers of boxes that batches have room for: each row goes to the smallest that holds its boxes. A number: choose
     up to so many that leave the least padding, from the boxes of all rows. Of more boxes the largest are kept."""
     max_boxes: Positive = 100
-    """Largest number of boxes of a row that `box_buckets` may choose."""
+    """Upper limit of the numbers of boxes that `box_buckets` chooses."""
 
     @property
     def is_joined(self) -> bool:

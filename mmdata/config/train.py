@@ -188,7 +188,7 @@ class DistillConfig(Settings):
 
 class RegionsConfig(Settings):
     """Adds the loss `loss` of regions against their phrases, over all boxes of the batch, in both directions. A region
-    is pooled from the patches of its image (RoIAlign). Equal phrases are no negatives of each other."""
+    is pooled from the patches of its image (RoIAlign). Boxes with equal phrases are not counted as negatives."""
 
     weight: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 1.0
     """What the loss of the regions is multiplied by before it is added to the loss."""

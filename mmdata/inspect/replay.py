@@ -124,8 +124,12 @@ class Replay:
         both.save(drawn := path.with_stem(f"{path.stem}-crop"))
         return drawn
 
-    def original(self, size: tuple[int, int]) -> Image.Image:
-        """The upright image with its boxes, at most of this width and height; what the crop leaves out is grey.
+    def original(self, size: tuple[int, int], *, with_crop: bool = True) -> Image.Image:
+        """The upright image with its boxes, at most of this width and height.
+
+        Args:
+            size: largest width and height, in pixels.
+            with_crop: what the crop leaves out is grey, where the crop is known.
 
         Raises:
             BadSample: it does not decode, or is not the one indexed.
@@ -136,7 +140,7 @@ class Replay:
         y, x = image.height / height, image.width / width
         if self.objects is not None:
             draw_boxes(image, (self.objects.regions.boxes * (x, y, x, y)).tolist(), self.words)
-        if self.crop is None:
+        if self.crop is None or not with_crop:
             return image
         top, left, height, width = self.crop
         return greyed(image, (top * y, left * x, height * y, width * x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ sys.path.insert(0, str(DATASETS / "scenes"))  # as `python datasets/scenes/rende
 
 import draw  # noqa: E402
 import render  # noqa: E402
-from scene import COLOURS, SHAPES  # noqa: E402
+from scene import COLOURS, SHAPES, SIZES  # noqa: E402
 
 Rows = list[tuple[tuple[int, int], list[tuple[list[float], str]]]]
 """Of each sample: (height, width), and bbox (x, y, width, height) and category of each box."""
@@ -40,18 +41,9 @@ def test_boxes_of_scenes_lie_where_their_colours_are(tmp_path: Path, request: py
     count = 4_000 if request.config.getoption("--sweeps") else 500
     folder = tmp_path / "scenes"
     render.render(folder, render.Settings(seed=3, train=count, val=0, pairs=0))
-    said: dict[str, list[Any]] = {}
-    for name in ("captions", "truth"):
-        said[name] = [json.loads(line) for line in (folder / f"train/{name}.jsonl").read_text().splitlines()]
-    for row, truth in zip(said["captions"], said["truth"], strict=True):
-        boxes = [[left, top, width, height] for top, left, height, width in truth["boxes"]]
-        things = zip(boxes, (truth["first"], truth["second"]), strict=True)
-        row["boxes"] = [{"bbox": box, "name": f"{colour} {shape}"} for box, (_, colour, shape) in things]
-    table = folder / "train/with_boxes.jsonl"
-    table.write_text("".join(f"{json.dumps(row)}\n" for row in said["captions"]))
     config = ConvertConfig(image_column="image", caption_columns=["captions"], label_column="label", keep=("boxes",))
-    convert(table, tmp_path / "shards", config, engine=threads(1))
-    names = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
+    convert(folder / "train/captions.jsonl", tmp_path / "shards", config, engine=threads(1))
+    names = [" ".join(words) for words in itertools.product(SIZES, COLOURS, SHAPES)]
     data: dict[str, Any] = {
         "shards": str(tmp_path / "shards"),
         "global_batch_size": 50,
@@ -62,7 +54,7 @@ def test_boxes_of_scenes_lie_where_their_colours_are(tmp_path: Path, request: py
         # Of a shape that is cut, the middle of its box may have no colour.
         "targets": {
             "boxes": "json:boxes",
-            "box_labels": "json:boxes.name",
+            "box_labels": "json:boxes.phrase",
             "box_classes": names,
             "min_visible": 0.98,
         },
@@ -72,7 +64,7 @@ def test_boxes_of_scenes_lie_where_their_colours_are(tmp_path: Path, request: py
     for batch in Loader.from_config(data):
         flips += int(batch["flipped"].sum())
         for row, place in batch["boxes_valid"].nonzero().tolist():
-            colour, shape = names[int(batch["box_labels"][row, place])].split()
+            _, colour, shape = names[int(batch["box_labels"][row, place])].split()
             left, top, right_edge, bottom = batch["boxes"][row, place].tolist()
             # The middle of each shape is filled, but for the ring's.
             x = int(left + (right_edge - left) * (0.875 if shape == "ring" else 0.5))

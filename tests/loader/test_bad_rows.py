@@ -17,7 +17,7 @@ from mmdata.batch import valid_inputs
 from mmdata.errors import DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import ShardStore, verify
-from mmdata.inspect.gallery import _card, _uncropped
+from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.text.tokenizer import train_tokenizer
@@ -221,9 +221,9 @@ def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     assert made.crop is None
     assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
     store = ShardStore(damaged.index)
-    assert _card(damaged.index, store, *_uncropped(damaged.index, store, JPEG_ROW)).problem.startswith(
-        "file_changed: image is not the one"
-    )
+    for found in (None, made):
+        card = _card(damaged.index, store, JPEG_ROW, found)
+        assert card.problem.startswith("file_changed: image is not the one")
 
 
 def test_batch_of_the_loader_holds_the_image_that_webdataset_gives(corpus: Corpus):

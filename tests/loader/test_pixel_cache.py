@@ -346,13 +346,25 @@ import mmdata
 torch.set_num_threads(1)
 loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
 batches = [batch["pixel_values"] for epoch in range(2) for batch in loader]
-torch.save(batches, sys.argv[2])
 print(loader.stats.read_bytes)
+"""
+
+SAVED = """
+torch.save(batches, sys.argv[2])
+"""
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+"""
+
+UNLIMITED = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 """
 
 KILLED = """
 import os, signal, sys
-write, left = os.pwrite, int(sys.argv[3])
+write, left = os.pwrite, int(sys.argv[2])
 
 def killed(descriptor, data, offset):
     global left
@@ -367,7 +379,7 @@ os.pwrite = killed
 
 
 def program(corpus: Corpus, code: str, *arguments: Any, before: list[str] | None = None, **changes: Any) -> Any:
-    """A process that loads two epochs."""
+    """A process of a program, which gets the settings as its first argument."""
     asked = grouped(**{**corpus.settings, **KEPT, **changes})
     return Program(
         [*(before or []), sys.executable, "-c", textwrap.dedent(code), json.dumps(asked), *map(str, arguments)],
@@ -386,7 +398,9 @@ def equal_pixels(path: Path, expected: list[Batch]) -> bool:
 
 
 def test_four_processes_fill_it_at_once(corpus: Corpus, expected: list[Batch], tmp_path: Path):
-    started = [program(corpus, PROGRAM, tmp_path / f"{i}.pt", cache_dir=str(tmp_path), num_workers=2) for i in range(4)]
+    started = [
+        program(corpus, PROGRAM + SAVED, tmp_path / f"{i}.pt", cache_dir=str(tmp_path), num_workers=2) for i in range(4)
+    ]
     for i, process in enumerate(started):
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
@@ -400,31 +414,18 @@ def test_killed_at_any_moment_it_gives_the_right_pixels(
     corpus: Corpus, expected: list[Batch], same: Same, tmp_path: Path, moment: int
 ):
     written = int(np.random.default_rng(moment).integers(0, 220_000))  # bytes, of about 230,000
-    process = program(corpus, KILLED + PROGRAM, "none", written, cache_dir=str(tmp_path), num_workers=moment % 4)
+    process = program(corpus, KILLED + PROGRAM, written, cache_dir=str(tmp_path), num_workers=moment % 4)
     assert process.wait(PATIENCE_S) == -9
     given, read = epochs(corpus, **KEPT, cache_dir=str(tmp_path))
     assert all_same(same, given, expected)
     assert read == 0
 
 
-FULL = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-"""
-
-
 def test_at_the_limit_on_the_size_of_files_it_goes_on_without_keeping(
     corpus: Corpus, expected: list[Batch], tmp_path: Path
 ):
-    code = (
-        PROGRAM.replace("torch.save(batches, sys.argv[2])", "")
-        + """
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-torch.save(batches, sys.argv[2])
-"""
-    )
-    soft = FULL.replace("(100_000, 100_000)", "(100_000, resource.RLIM_INFINITY)")
-    process = program(corpus, soft + code, tmp_path / "batches.pt", cache_dir=str(tmp_path))
+    code = LIMITED + PROGRAM + UNLIMITED + SAVED
+    process = program(corpus, code, tmp_path / "batches.pt", cache_dir=str(tmp_path))
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert equal_pixels(tmp_path / "batches.pt", expected)
@@ -439,7 +440,9 @@ def test_on_a_full_disk_it_goes_on_without_keeping(corpus: Corpus, expected: lis
     if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("this system lets nobody mount")
     before = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
-    process = program(corpus, PROGRAM, tmp_path / "batches.pt", before=before, cache_dir=str(tmp_path / "cache"))
+    process = program(
+        corpus, PROGRAM + SAVED, tmp_path / "batches.pt", before=before, cache_dir=str(tmp_path / "cache")
+    )
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert equal_pixels(tmp_path / "batches.pt", expected)
@@ -465,9 +468,8 @@ def test_a_file_on_a_read_only_disk_is_read(corpus: Corpus, expected: list[Batch
     mount = f"mount --bind {filled} {filled} && mount -o remount,bind,ro {filled}"
     if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("this system lets nobody mount")
-    code = PROGRAM.replace("torch.save(batches, sys.argv[2])", "")
     before = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
-    process = program(corpus, code, "none", before=before, cache_dir=str(filled))
+    process = program(corpus, PROGRAM, before=before, cache_dir=str(filled))
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert out == "0\n", errors
     assert errors.count("read-only file system") == 1

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mmdata.config.targets import TargetsConfig
-from mmdata.errors import ConfigError
 from mmdata.plan import (
     Bucket,
     Groups,
@@ -88,14 +87,6 @@ def test_histograms_of_an_index_know_no_boxes():
     assert not LengthAspectPolicy([16], IMAGES, [2, 8]).uses_cells
 
 
-def test_a_policy_without_boxes_is_refused_where_rows_have_some():
-    class Own:
-        buckets = (Bucket(77, 224, 288), Bucket(77, 288, 224))
-
-    with pytest.raises(ConfigError, match=r"the buckets of this policy have no boxes: .*Bucket\(77, 224, 224, boxes=8"):
-        check_boxes(np.array([1, 2], np.int32), Own.buckets)
-
-
 def test_rows_with_more_boxes_than_room_are_told_of(caplog: pytest.LogCaptureFixture):
     counts = np.array([1, 9, 3, 4], np.int32)
     assert check_boxes(counts, [Bucket(8, 64, 64, boxes=9)]) == 0
@@ -126,14 +117,6 @@ def test_bounds_pad_as_little_as_the_best_of_all_choices(counts: list[int], numb
         for chosen in itertools.combinations(range(1, max(needed)), size)
     )
     assert padded(needed, bounds) == min(padded(needed, choice) for choice in choices)
-
-
-def test_one_bound_is_the_largest_count_and_given_bounds_stay():
-    counts = np.array([0, 3, 7], np.int32)
-    assert box_bounds(TargetsConfig(boxes="json:boxes"), counts) == [7]
-    assert box_bounds(TargetsConfig(boxes="json:boxes", max_boxes=5), counts) == [5]
-    assert box_bounds(TargetsConfig(boxes="json:boxes"), np.zeros(3, np.int32)) == [1]
-    assert box_bounds(TargetsConfig(boxes="json:boxes", box_buckets=[2, 200]), counts) == [2, 200]
 
 
 # Plans
@@ -294,22 +277,6 @@ def test_what_a_shape_leaves_over_goes_to_more_boxes_of_the_same_shape(fake_rows
         (Bucket(8, 64, 64, boxes=4), [0, 1]),
         (Bucket(8, 32, 96, boxes=4), [2, 3]),
     ]
-
-
-def test_states_of_other_bounds_differ_and_say_the_bounds(fake_rows):
-    rows = rows_of_boxes(fake_rows, [30], 1)
-    plans = [Plan(rows, policy_of("shapes", bounds), global_batch_size=4) for bounds in ([0], [3], [8], [3, 8], [4, 8])]
-    said = [str(plan.identity()["policy"]) for plan in plans]
-    assert len(set(said)) == len(plans)
-    assert [text.partition(" (")[0] for text in said] == [
-        "8-77 tokens, 64x64-32x96",
-        "8-77 tokens, 64x64-32x96, 3 boxes",
-        "8-77 tokens, 64x64-32x96, 8 boxes",
-        "8-77 tokens, 64x64-32x96, 3-8 boxes",
-        "8-77 tokens, 64x64-32x96, 4-8 boxes",
-    ]
-    assert "batches of 4 rows with up to 8 boxes" in repr(plans[-1])
-    assert "boxes" not in repr(plans[0])
 
 
 def test_shapes_of_rows_in_several_passes_have_their_boxes(fake_rows):

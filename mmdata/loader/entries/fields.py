@@ -117,13 +117,6 @@ class MemberField:
     missing: str
     column: Column | None = None
 
-    @classmethod
-    def named(cls, name: str, source: str, joined: Joined, *, section: str, columns: Iterable[str] = ()) -> MemberField:
-        """The entry that a section of the settings names, which has values in members; see `Joined.member`."""
-        setting = f"{section}.{name}"
-        join, selector, kind = joined.member(source, setting=setting, columns=columns)
-        return cls(name, setting, selector, kind, join, joined.shards[join].missing if join else "mask")
-
     def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
         """The value of a row.
 
@@ -229,9 +222,7 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                self.members.append(
-                    MemberField.named(name, source, joined, section="data.fields", columns=joined.types)
-                )
+                self.members.append(member_field(name, source, joined, section="data.fields", columns=joined.types))
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -335,6 +326,13 @@ class FieldEntries:
             values[~valid.numpy()] = column.fill
             result[field.name] = values.tolist() if column.dtype.kind == "O" else torch.from_numpy(values)
         return result
+
+
+def member_field(name: str, source: str, joined: Joined, *, section: str, columns: Iterable[str] = ()) -> MemberField:
+    """The entry that a section of the settings names, which has values in members; see `Joined.member`."""
+    setting = f"{section}.{name}"
+    join, selector, kind = joined.member(source, setting=setting, columns=columns)
+    return MemberField(name, setting, selector, kind, join, joined.shards[join].missing if join else "mask")
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

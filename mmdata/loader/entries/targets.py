@@ -38,7 +38,7 @@ from mmdata.loader.entries.annotations import (
     phrase_of,
     upright_mask,
 )
-from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples
+from mmdata.loader.entries.fields import PROBED_ROWS, PROBED_VALUES, MemberField, Samples, member_field
 from mmdata.plan import Plan, Step
 from mmdata.tables.joined import Joined
 from mmdata.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class Targets:
         for name in SOURCES:
             if (source := getattr(config, name)) is None:
                 continue
-            field = self.sources[name] = MemberField.named(name, source, joined, section="data.targets")
+            field = self.sources[name] = member_field(name, source, joined, section="data.targets")
             if field.kind not in (kinds := KINDS.get(name, ("json", "npy", "npz"))):
                 raise ConfigError(f"{field.setting}: member '{source}' is none of {', '.join(kinds)}")
         if self.outlines and config.boxes is None:
