@@ -15,7 +15,7 @@ Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
 _EDGE = 1e-6
-"""Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
+"""Tolerance in pixels for edges that lie half-way between two pixels, or at one: products of sizes are rounded."""
 
 
 # Bounds and precision of the search for a scale; transformers' numbers.
@@ -41,49 +41,25 @@ UNKNOWN = Crop(0, 0, 0, 0)
 """The part of an image that a user's transform shows: nobody knows it."""
 
 
-class Scale(NamedTuple):
-    """Where an image lies in the pixels of a smaller copy of it.
+def shown_of_jpeg(size: tuple[int, int], decoded: tuple[int, int], mirrored: tuple[bool, bool]) -> Crop:
+    """What a JPEG that was decoded at a fraction of its size shows, in pixels of the image.
 
-    Attributes:
-        y, x: pixels of the copy for each pixel of the image.
-        top, left: where the image begins, in pixels of the copy.
+    libjpeg-turbo makes n × n pixels of each block of 8 × 8, and rounds the size up: the last pixels of a row or column
+    may reach beyond the image.
+
+    Args:
+        size: (height, width) of the image, upright.
+        decoded: (height, width) of what was decoded, upright.
+        mirrored: whether top and bottom, and left and right, were turned round after decoding, so that what reaches
+            beyond the image came first.
+
+    Example:
+        1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 125.9.
     """
-
-    y: float
-    x: float
-    top: float = 0.0
-    left: float = 0.0
-
-    @classmethod
-    def of_jpeg(cls, size: tuple[int, int], decoded: tuple[int, int], mirrored: tuple[bool, bool]) -> Scale:
-        """The scale of a JPEG that was decoded at a fraction of its size.
-
-        libjpeg-turbo makes n × n pixels of each block of 8 × 8, and rounds the size up: the last pixels of a row or
-        column may reach beyond the image.
-
-        Args:
-            size: (height, width) of the image, upright.
-            decoded: (height, width) of what was decoded, upright.
-            mirrored: whether top and bottom, and left and right, were turned round after decoding, so that what reaches
-                beyond the image came first.
-
-        Example:
-            1001 rows at 1/8 are 126, which cover 1008 rows. Row 1000 of the image begins at 125, not at 125.9.
-        """
-        # libjpeg-turbo takes the least n that gives a size; of a few pixels two may give the same.
-        factor = next(n for n in (8, *range(1, 8)) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8))) / 8
-        top, left = (has - side * factor for has, side in zip(decoded, size, strict=True))
-        return cls(factor, factor, top if mirrored[0] else 0.0, left if mirrored[1] else 0.0)
-
-    def to_copy(self, crop: Crop) -> Crop:
-        """A part of the image, in pixels of the copy."""
-        top, left, height, width = crop.scaled(self.y, self.x)
-        return Crop(top + self.top, left + self.left, height, width)
-
-    def to_image(self, crop: Crop) -> Crop:
-        """A part of the copy, in pixels of the image."""
-        y, x = self.y, self.x
-        return Crop((crop.top - self.top) / y, (crop.left - self.left) / x, crop.height / y, crop.width / x)
+    # libjpeg-turbo takes the least n that gives a size; of a few pixels two may give the same.
+    n = next(n for n in (8, *range(1, 8)) if decoded == (-(-size[0] * n // 8), -(-size[1] * n // 8)))
+    height, width = decoded[0] * 8 / n, decoded[1] * 8 / n
+    return Crop(size[0] - height if mirrored[0] else 0.0, size[1] - width if mirrored[1] else 0.0, height, width)
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
@@ -199,7 +175,7 @@ def whole_pixels(box: Crop, size: tuple[int, int], *, outwards: bool = False) ->
 def _whole(begin: float, end: float, side: int, outwards: bool) -> tuple[int, int]:
     """The first pixel of a stretch and the number of its pixels."""
     if outwards:
-        first, last = math.floor(begin), math.ceil(end)
+        first, last = math.floor(begin + _EDGE), math.ceil(end - _EDGE)
     else:
         first, last = math.ceil(begin - 0.5 - _EDGE), math.floor(end + 0.5 + _EDGE)
     first = min(max(0, first), side - 1)

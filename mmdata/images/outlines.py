@@ -7,7 +7,7 @@ leaves out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.images.decode import oriented, oriented_size
-from mmdata.images.regions import Floats, Geometry, Regions, upright
+from mmdata.images.decode import mirrored, oriented, oriented_size
+from mmdata.images.regions import Floats, Geometry, Regions
 
 Mask = NDArray[np.uint8]
 
@@ -42,14 +42,17 @@ class Frame:
     orientation: int
     image: tuple[int, int]
 
+    def points(self, points: Floats) -> Floats:
+        """Points (…, 2) of the frame, x before y, in pixels of the upright image."""
+        height, width = oriented_size(*self.size, self.orientation)
+        down, across = mirrored(self.orientation)
+        turned = points[..., ::-1] if self.orientation >= 5 else points
+        turned = np.where((across, down), (width, height) - turned, turned)
+        return turned * (self.image[1] / width, self.image[0] / height)
+
     def upright(self, regions: Regions) -> Regions:
         """Boxes and key points in pixels of the upright image; outlines stay as they are."""
-        turned = upright(regions, self.size, self.orientation)
-        (height, width), keypoints = oriented_size(*self.size, self.orientation), turned.keypoints
-        scale = self.image[1] / width, self.image[0] / height
-        if keypoints is not None:
-            keypoints = keypoints * (*scale, 1)
-        return replace(turned, boxes=turned.boxes * (*scale, *scale), keypoints=keypoints)
+        return regions.moved(self.points)
 
     def sampled(self, mask: Mask, geometry: Geometry) -> Mask:
         """A mask of the frame at the pixels of the batch."""
@@ -119,7 +122,7 @@ def outline_of(value: Any, frame: Frame) -> RunLengths | Polygons:
         height, width = frame.size
         # Pillow draws with 32 bits; nobody sees how an edge runs that ends further away.
         near = np.clip(np.array(polygon, np.float64).reshape(-1, 2), (-width, -height), (2 * width, 2 * height))
-        corners.append(frame.upright(Regions(np.tile(near, 2))).boxes[:, :2])  # each corner is a box without area
+        corners.append(frame.points(near))
     return Polygons(corners)
 
 

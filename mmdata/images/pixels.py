@@ -19,16 +19,16 @@ from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.images.crop import (
     UNKNOWN,
     Crop,
-    Scale,
     eval_crop,
     native_size,
     resize_crop,
+    shown_of_jpeg,
     train_crop,
     whole_pixels,
     write_patches,
 )
 from mmdata.images.decode import decode, jpeg_size, mirrored
-from mmdata.images.regions import Followed, Geometry, Regions, follow
+from mmdata.images.regions import Floats, Followed, Geometry, Regions, follow, hull
 from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
 
@@ -40,10 +40,10 @@ ROUNDING = 1e-6
 
 
 class SmallImage(NamedTuple):
-    """An image as small as `shorter_side` says.
+    """A decoded image, at full size or made smaller.
 
     Attributes:
-        image: uint8 (3, h, w), upright, a view with the channels last in memory.
+        image: uint8 (3, h, w), upright, often a view with the channels last in memory.
         shown: the part of the upright original that it shows, in its pixels: all of it, and of a JPEG that was decoded
             at a fraction of its size up to 7 pixels beyond.
         number: as that of an `EncodedImage`.
@@ -54,9 +54,19 @@ class SmallImage(NamedTuple):
     number: int
 
     @property
+    def size(self) -> tuple[int, int]:
+        return int(self.image.shape[1]), int(self.image.shape[2])
+
+    @property
     def geometry(self) -> Geometry:
         """How the pixels of the original came into it."""
-        return Geometry(self.shown, _size(self.image))
+        return Geometry(self.shown, self.size)
+
+    def resized(self, size: tuple[int, int]) -> SmallImage:
+        """The image in another size, with the channels last in memory."""
+        out = torch.empty(*size, 3, dtype=torch.uint8).permute(2, 0, 1)
+        resize_crop(self.image, Crop(0, 0, *self.size), out)
+        return self._replace(image=out)
 
 
 class EncodedImage(NamedTuple):
@@ -77,31 +87,41 @@ class EncodedImage(NamedTuple):
     checked: bool = False
 
 
+class Wanted(NamedTuple):
+    """What the part of an image to write depends on, besides the image's size.
+
+    Attributes:
+        shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
+        patches: largest number of patches, if there is no shape.
+        number: `EncodedImage.number`.
+        epoch: from 0.
+        held: float64 (n, 4), boxes that the part holds, in pixels of the image; None: it need not hold any.
+    """
+
+    shape: tuple[int, int] | None
+    patches: int
+    number: int = 0
+    epoch: int = 0
+    held: Floats | None = None
+
+
 class Decoded(NamedTuple):
     """A decoded image and the part of it to write into the batch.
 
     Attributes:
-        image: uint8 (3, h, w), at full size or scaled down.
-        box: the part, in whole pixels of `image`.
+        small: the image.
+        box: the part, in whole pixels of `small`.
         size: (height, width) to resize the box to, in pixels.
-        shown: the part of the upright original that the whole `image` shows, in its pixels: all, and of a JPEG that
-            was decoded at a fraction of its size up to 7 pixels beyond.
     """
 
-    image: Tensor
+    small: SmallImage
     box: Crop
     size: tuple[int, int]
-    shown: Crop
-
-    @property
-    def geometry(self) -> Geometry:
-        """How the pixels of the original came into `image`."""
-        return Geometry(self.shown, _size(self.image))
 
     @property
     def crop(self) -> Crop:
         """The part to write, in pixels of the upright original, between which its edges may lie."""
-        return self.geometry.to_original(self.box)
+        return self.small.geometry.to_original(self.box)
 
 
 class Written(NamedTuple):
@@ -215,62 +235,33 @@ class PixelTransform:
         Raises:
             BadSample: the image does not decode.
         """
+        held = regions.boxes if regions is not None and self._holds else None
+        wanted = Wanted(shape, patches, encoded.number, epoch, held)
         if self.shorter_side is not None:
-            small = self.small(encoded)
-            return self._of_small(small, shape=shape, patches=patches, epoch=epoch, regions=regions)
+            return self._placed(self.small(encoded), wanted)
         assert isinstance(encoded, EncodedImage), "others were made small by `shorter_side`"
-        data, format, orientation, number, checked = encoded
         # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
         # needs are decoded. A user's transform gets the image at full size.
-        if format != "JPEG" or self.exact or self._user is not None:
-            image = decode(data, format=format, orientation=orientation, checked=checked)
-            return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch, regions=regions)
-        size = jpeg_size(data, orientation)
-        part, target = self._part(size, shape, patches, number, epoch, regions)
-        at_least = _decoded_size(size, part, target)
-        image = decode(data, format=format, orientation=orientation, at_least=at_least)
-        if at_least is None:
-            return self._placed(image, part, target)
-        return self._placed(image, part, target, Scale.of_jpeg(size, _size(image), mirrored(orientation)))
+        if encoded.format != "JPEG" or self.exact or self._user is not None:
+            return self._placed(_decoded(encoded), wanted)
+        size = jpeg_size(encoded.data, encoded.orientation)
+        part, target = self._part(size, wanted)
+        small = _scaled_jpeg(encoded, size, part, target)
+        box = whole_pixels(small.geometry.from_original(part), small.size, outwards=self._holds)
+        return Decoded(small, box, target)
 
-    def choose_part(
-        self,
-        image: Tensor,
-        *,
-        shape: tuple[int, int] | None,
-        patches: int,
-        number: int = 0,
-        epoch: int = 0,
-        regions: Regions | None = None,
-    ) -> Decoded:
+    def choose_part(self, image: Tensor, *, shape: tuple[int, int] | None, patches: int) -> Decoded:
         """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
+        whole = _whole(image, 0)
         if self.shorter_side is not None:
-            size = _size(image)
-            small = SmallImage(_resized(image, _small_size(size, self.shorter_side)), Crop(0, 0, *size), number)
-            return self._of_small(small, shape=shape, patches=patches, epoch=epoch, regions=regions)
-        return self._placed(image, *self._part(_size(image), shape, patches, number, epoch, regions))
+            whole = whole.resized(self._small_size(whole.size))
+        return self._placed(whole, Wanted(shape, patches))
 
-    def _placed(self, image: Tensor, part: Crop, target: tuple[int, int], scale: Scale | None = None) -> Decoded:
-        """The part of an image, in whole pixels of what was decoded of it, at a scale."""
-        box = whole_pixels(part if scale is None else scale.to_copy(part), _size(image), outwards=self._holds)
-        shown = Crop(0, 0, *_size(image))
-        return Decoded(image, box, target, shown if scale is None else scale.to_image(shown))
-
-    def _of_small(
-        self,
-        small: SmallImage,
-        *,
-        shape: tuple[int, int] | None,
-        patches: int,
-        epoch: int,
-        regions: Regions | None,
-    ) -> Decoded:
-        """As `choose_part`, of an image that was made small."""
-        size, geometry = _size(small.image), small.geometry
-        held = Regions(geometry.boxes(regions.boxes)) if regions is not None and self._holds else None
-        part, target = self._part(size, shape, patches, small.number, epoch, held)
-        box = whole_pixels(part, size, outwards=self._holds)
-        return Decoded(small.image, box, target, small.shown)
+    def _placed(self, small: SmallImage, wanted: Wanted) -> Decoded:
+        """The part of a decoded image that is chosen in its own pixels."""
+        held = None if wanted.held is None else Regions(wanted.held).moved(small.geometry.points).boxes
+        part, target = self._part(small.size, wanted._replace(held=held))
+        return Decoded(small, whole_pixels(part, small.size, outwards=self._holds), target)
 
     def small(self, encoded: EncodedImage | SmallImage) -> SmallImage:
         """The image, decoded, and made as small as `shorter_side` says.
@@ -280,18 +271,17 @@ class PixelTransform:
         """
         if isinstance(encoded, SmallImage):
             return encoded
+        if encoded.format != "JPEG" or self.exact:
+            whole = _decoded(encoded)
+            return whole.resized(self._small_size(whole.size))
+        size = jpeg_size(encoded.data, encoded.orientation)
+        target = self._small_size(size)
+        return _scaled_jpeg(encoded, size, Crop(0, 0, *size), target).resized(target)
+
+    def _small_size(self, size: tuple[int, int]) -> tuple[int, int]:
         assert self.shorter_side is not None
-        data, format, orientation, number, checked = encoded
-        size = at_least = None
-        if format == "JPEG" and not self.exact:
-            size = jpeg_size(data, orientation)
-            at_least = _decoded_size(size, Crop(0, 0, *size), _small_size(size, self.shorter_side))
-        image = decode(data, format=format, orientation=orientation, at_least=at_least, checked=checked)
-        decoded = _size(image)
-        shown = Crop(0, 0, *decoded)
-        if size is not None and decoded != size:
-            shown = Scale.of_jpeg(size, decoded, mirrored(orientation)).to_image(shown)
-        return SmallImage(_resized(image, _small_size(size or decoded, self.shorter_side)), shown, number)
+        height, width = small_sizes(np.array([size]), self.shorter_side)[0].tolist()
+        return height, width
 
     def write(
         self, decoded: Decoded, out: Tensor, *, number: int, epoch: int, regions: Regions | None = None
@@ -311,11 +301,10 @@ class PixelTransform:
         """
         if self._user is not None:
             raw = random_raw(1, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-            if regions is not None and self.shorter_side is not None:
-                regions = regions.of_small(decoded.geometry)
-            followed = self._user(decoded.image, out, seed=int(raw[0] >> 1), regions=regions)
+            given = None if regions is None else follow(regions, decoded.small.geometry, min_visible=0)
+            followed = self._user(decoded.small.image, out, seed=int(raw[0] >> 1), regions=given)
             return Written(Geometry(UNKNOWN, decoded.size), followed)
-        resize_crop(decoded.image, decoded.box, out)
+        resize_crop(decoded.small.image, decoded.box, out)
         is_flipped = False
         if self._augment is not None:
             draws = uniforms(NUM_DRAWS, seed=self.seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
@@ -348,25 +337,38 @@ class PixelTransform:
         write_patches(resized, out, patch_size=self.patch_size)
         return written
 
-    def _part(
-        self,
-        size: tuple[int, int],
-        shape: tuple[int, int] | None,
-        patches: int,
-        number: int,
-        epoch: int,
-        regions: Regions | None,
-    ) -> tuple[Crop, tuple[int, int]]:
+    def _part(self, size: tuple[int, int], wanted: Wanted) -> tuple[Crop, tuple[int, int]]:
         """The part of an image of `size` to write, and the size to resize it to."""
+        shape = wanted.shape or size
         if self._random_crop:
-            draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-            hold = regions.hull if regions is not None and self._holds else None
-            box = train_crop(size, shape or size, draws, scale=self._crop_scale, hold=hold)
+            purpose = Purpose.ROW_TRANSFORM
+            draws = uniforms(4, seed=self.seed, epoch=wanted.epoch, purpose=purpose, position=wanted.number)
+            hold = None if wanted.held is None else hull(wanted.held)
+            box = train_crop(size, shape, draws, scale=self._crop_scale, hold=hold)
         else:
-            box = eval_crop(size, shape or size)
-        if shape is not None:
+            box = eval_crop(size, shape)
+        if wanted.shape is not None:
             return box, shape
-        return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
+        height, width = round(box.height), round(box.width)
+        return box, native_size(height, width, patch_size=self.patch_size, patches=wanted.patches)
+
+
+def _whole(image: Tensor, number: int) -> SmallImage:
+    return SmallImage(image, Crop(0, 0, int(image.shape[1]), int(image.shape[2])), number)
+
+
+def _decoded(encoded: EncodedImage) -> SmallImage:
+    """An image at full size."""
+    data, format, orientation, number, checked = encoded
+    return _whole(decode(data, format=format, orientation=orientation, checked=checked), number)
+
+
+def _scaled_jpeg(encoded: EncodedImage, size: tuple[int, int], box: Crop, target: tuple[int, int]) -> SmallImage:
+    """A JPEG of `size`, decoded as small as its box may be to be resized to the target."""
+    least = _decoded_size(size, box, target)
+    image = decode(encoded.data, format="JPEG", orientation=encoded.orientation, at_least=least)
+    decoded = int(image.shape[1]), int(image.shape[2])
+    return SmallImage(image, shown_of_jpeg(size, decoded, mirrored(encoded.orientation)), encoded.number)
 
 
 def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> tuple[int, int] | None:
@@ -389,19 +391,3 @@ def small_sizes(sizes: NDArray[np.integer[Any]], shorter_side: int) -> NDArray[n
     sizes = sizes.astype(np.int64)
     shorter = sizes.min(axis=1, keepdims=True)
     return sizes * np.minimum(shorter, shorter_side) // np.maximum(shorter, 1)  # rows without an image have 0
-
-
-def _small_size(size: tuple[int, int], shorter_side: int) -> tuple[int, int]:
-    height, width = small_sizes(np.array([size]), shorter_side)[0].tolist()
-    return height, width
-
-
-def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """An image in another size, with the channels last in memory."""
-    small = torch.empty(*size, 3, dtype=torch.uint8).permute(2, 0, 1)
-    resize_crop(image, Crop(0, 0, *_size(image)), small)
-    return small
-
-
-def _size(image: Tensor) -> tuple[int, int]:
-    return int(image.shape[1]), int(image.shape[2])

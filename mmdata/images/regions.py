@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.images.crop import Box, Crop
-from mmdata.images.decode import mirrored, oriented, oriented_size
 
 Floats = NDArray[np.float64]
 
@@ -42,15 +41,16 @@ class Geometry(NamedTuple):
             moved[..., 0] = width - moved[..., 0]
         return moved
 
-    def boxes(self, boxes: Floats) -> Floats:
-        """Boxes (n, 4) of the upright image, left, top, right and bottom, in pixels of the batch."""
-        return _ordered(self.points(boxes.reshape(-1, 2, 2)))
-
     def to_original(self, part: Crop) -> Crop:
         """A part of the pixels, which are not flipped, in those of the upright image."""
         (top, left, height, width), (rows, columns) = self.crop, self.size
         scaled = part.scaled(height / rows, width / columns)
         return scaled._replace(top=top + scaled.top, left=left + scaled.left)
+
+    def from_original(self, part: Crop) -> Crop:
+        """A part of the upright image in the pixels, which are not flipped."""
+        (top, left, height, width), (rows, columns) = self.crop, self.size
+        return part._replace(top=part.top - top, left=part.left - left).scaled(rows / height, columns / width)
 
     def sampled(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What a mask (h, w) of the upright image has at the centre of each pixel of the batch: uint8 `size`.
@@ -77,17 +77,6 @@ class Outline(Protocol):
 
 
 @dataclass(frozen=True)
-class _OfSmall:
-    """An outline in an image that was made smaller."""
-
-    outline: Outline
-    geometry: Geometry
-
-    def draw(self, geometry: Geometry) -> NDArray[np.uint8]:
-        return self.outline.draw(geometry._replace(crop=self.geometry.to_original(geometry.crop)))
-
-
-@dataclass(frozen=True)
 class Regions:
     """What is known of parts of an image, in pixels of the upright image.
 
@@ -103,22 +92,13 @@ class Regions:
     mask: NDArray[np.uint8] | None = None
     outlines: Sequence[Outline] | None = None
 
-    @property
-    def hull(self) -> Box | None:
-        """The smallest box that holds all boxes; None where there is none."""
-        if not len(self.boxes):
-            return None
-        (left, top), (right, bottom) = self.boxes[:, :2].min(axis=0).tolist(), self.boxes[:, 2:].max(axis=0).tolist()
-        return left, top, right, bottom
-
-    def of_small(self, geometry: Geometry) -> Regions:
-        """The regions in an image that was made smaller: `geometry` says what of the upright image it shows."""
-        return Regions(
-            geometry.boxes(self.boxes),
-            None if self.keypoints is None else _moved(self.keypoints, geometry.points),
-            None if self.mask is None else geometry.sampled(self.mask),
-            None if self.outlines is None else [_OfSmall(outline, geometry) for outline in self.outlines],
-        )
+    def moved(self, move: Callable[[Floats], Floats]) -> Regions:
+        """The regions after `move` has moved each point (…, 2); the mask and outlines stay."""
+        keypoints, corners = self.keypoints, move(self.boxes.reshape(-1, 2, 2))
+        if keypoints is not None:
+            keypoints = np.concatenate([move(keypoints[..., :2]), keypoints[..., 2:]], axis=-1)
+        boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=-1)
+        return replace(self, boxes=boxes, keypoints=keypoints)
 
 
 @dataclass(frozen=True)
@@ -161,10 +141,11 @@ def follow(
     area = _areas(within)
     kept = np.flatnonzero((area > 0) & (area >= min_visible * (1 - ROUNDING) * _areas(boxes)))
     rows, columns = geometry.size
-    followed = geometry.boxes(within[kept]).clip(0, [columns, rows, columns, rows])  # products are rounded
-    keypoints = None
-    if regions.keypoints is not None:
-        keypoints = seen(_moved(regions.keypoints[kept], geometry.points), geometry.size)
+    moved = Regions(within[kept], None if regions.keypoints is None else regions.keypoints[kept]).moved(geometry.points)
+    followed = moved.boxes.clip(0, [columns, rows, columns, rows])  # products are rounded
+    if (keypoints := moved.keypoints) is not None:
+        is_inside = (keypoints[..., :2] >= 0) & (keypoints[..., :2] <= (columns, rows))
+        keypoints[..., 2] *= is_inside.all(axis=-1)
         if geometry.flipped:
             for one, other in swaps:
                 keypoints[:, [one, other]] = keypoints[:, [other, one]]
@@ -172,58 +153,17 @@ def follow(
     if regions.mask is not None:
         masks = geometry.sampled(regions.mask)
     elif regions.outlines is not None:
-        masks = drawn([regions.outlines[place] for place in kept.tolist()], geometry)
+        drawn = [regions.outlines[place].draw(geometry) for place in kept.tolist()]
+        masks = np.stack(drawn) if drawn else np.zeros((0, rows, columns), np.uint8)
     return Followed(kept, followed, keypoints, masks)
 
 
-def seen(keypoints: Floats, size: tuple[int, int]) -> Floats:
-    """Key points (m, K, 3) with visibility 0 where they are outside pixels of a size (height, width)."""
-    inside = (keypoints[..., :2] >= 0) & (keypoints[..., :2] <= size[::-1])
-    return np.concatenate([keypoints[..., :2], keypoints[..., 2:] * inside.all(axis=-1, keepdims=True)], axis=-1)
-
-
-def drawn(outlines: Sequence[Outline], geometry: Geometry) -> NDArray[np.uint8]:
-    """Masks of some outlines, uint8 (n, h, w)."""
-    masks = [outline.draw(geometry) for outline in outlines]
-    return np.stack(masks) if masks else np.zeros((0, *geometry.size), np.uint8)
-
-
-def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Regions:
-    """Regions in the frame of the stored pixels, turned as `decode.oriented` turns these.
-
-    Args:
-        regions: of the image as it is stored. Outlines stay as they are.
-        size: (height, width) as stored.
-        orientation: EXIF orientation, 1 to 8.
-    """
-    if orientation == 1:
-        return regions
-    (height, width), (down, across) = oriented_size(*size, orientation), mirrored(orientation)
-
-    def turned(points: Floats) -> Floats:
-        moved = points[..., ::-1].copy() if orientation >= 5 else points.copy()
-        if across:
-            moved[..., 0] = width - moved[..., 0]
-        if down:
-            moved[..., 1] = height - moved[..., 1]
-        return moved
-
-    return replace(
-        regions,
-        boxes=_ordered(turned(regions.boxes.reshape(-1, 2, 2))),
-        keypoints=None if regions.keypoints is None else _moved(regions.keypoints, turned),
-        mask=None if regions.mask is None else oriented(regions.mask[:, :, None], orientation)[:, :, 0],
-    )
-
-
-def _moved(keypoints: Floats, move: Callable[[Floats], Floats]) -> Floats:
-    """Key points (n, K, 3) whose points have moved; their visibility stays."""
-    return np.concatenate([move(keypoints[..., :2]), keypoints[..., 2:]], axis=-1)
-
-
-def _ordered(corners: Floats) -> Floats:
-    """Boxes (n, 4) of two opposite corners each, (n, 2, 2)."""
-    return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=-1)
+def hull(boxes: Floats) -> Box | None:
+    """The smallest box that holds all boxes (n, 4); None where there is none."""
+    if not len(boxes):
+        return None
+    (left, top), (right, bottom) = boxes[:, :2].min(axis=0).tolist(), boxes[:, 2:].max(axis=0).tolist()
+    return left, top, right, bottom
 
 
 def _areas(boxes: Floats) -> Floats:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mmdata.config.settings import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
-from mmdata.images.regions import Followed, Regions
+from mmdata.images.regions import Followed
 from mmdata.images.user_regions import NO_REGIONS, check_regions, followed_of, sample_of, tv_tensors
 
 Transform = Callable[[Any, tuple[int, int], torch.Generator], Any]
@@ -64,14 +64,14 @@ class UserTransform:
         if with_regions:
             tv_tensors()
 
-    def __call__(self, image: Tensor, out: Tensor, *, seed: int, regions: Regions | None = None) -> Followed | None:
+    def __call__(self, image: Tensor, out: Tensor, *, seed: int, regions: Followed | None = None) -> Followed | None:
         """Transform an image.
 
         Args:
             image: uint8 (3, h, w).
             out: uint8 (3, H, W), overwritten.
             seed: of the row.
-            regions: of the image; used where the transform gets them.
+            regions: of the image, in its pixels; used where the transform gets them.
 
         Returns:
             The regions that are left; None where the transform gets none.
@@ -99,7 +99,7 @@ class UserTransform:
         out.copy_(result["image"])
         return None if regions is None else followed_of(result, regions)
 
-    def _result(self, image: Tensor, out: Tensor, seed: int, regions: Regions | None) -> dict[str, Tensor]:
+    def _result(self, image: Tensor, out: Tensor, seed: int, regions: Followed | None) -> dict[str, Tensor]:
         """What the transform makes of an image: "image", and its regions where it gets them."""
         generator = torch.Generator().manual_seed(seed)
         height, width = int(out.shape[1]), int(out.shape[2])

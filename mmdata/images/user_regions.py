@@ -5,6 +5,7 @@ torchvision is imported here alone, and only for a transform that gets regions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.images.crop import Crop
-from mmdata.images.regions import Followed, Geometry, Regions, drawn, seen
+from mmdata.images.regions import Followed, Geometry, Regions, follow
 
-NO_REGIONS = Regions(np.zeros((0, 4)))
+NO_REGIONS = Followed(np.zeros(0, np.int64), np.zeros((0, 4)))
 """Those of an image of which none were read."""
 
 
@@ -35,12 +36,12 @@ def tv_tensors() -> Any:
     return tv_tensors
 
 
-def sample_of(image: Tensor, regions: Regions) -> dict[str, Tensor]:
+def sample_of(image: Tensor, regions: Followed) -> dict[str, Tensor]:
     """What a transform gets: an image and its regions.
 
     Args:
-        image: uint8 (3, h, w), upright, at full size.
-        regions: of it.
+        image: uint8 (3, h, w), upright.
+        regions: of it, in its pixels.
 
     Returns:
         image: tv_tensors.Image.
@@ -48,21 +49,18 @@ def sample_of(image: Tensor, regions: Regions) -> dict[str, Tensor]:
         labels: int64 (n,), the place of each box among those of its row: by them the boxes that are left are known, and
             `SanitizeBoundingBoxes` removes them with the boxes.
         keypoints: tv_tensors.KeyPoints, float32 (n, K, 2), where asked for.
-        visibility: float32 (n, K), of the key points, likewise.
+        visibility: float32 (n, K), of the key points, likewise; 0 of those outside the image.
         masks: tv_tensors.Mask, uint8 (h, w), or (n, h, w) of each box's object; where asked for.
     """
-    tv, (height, width) = tv_tensors(), image.shape[1:]
-    boxes = tv.BoundingBoxes(torch.from_numpy(regions.boxes).float(), format="XYXY", canvas_size=(height, width))
+    tv, size = tv_tensors(), tuple(image.shape[1:])
+    boxes = tv.BoundingBoxes(torch.from_numpy(regions.boxes).float(), format="XYXY", canvas_size=size)
     sample = {"image": tv.Image(image), "boxes": boxes, "labels": torch.arange(len(boxes))}
     if regions.keypoints is not None:
         keypoints = torch.from_numpy(regions.keypoints).float()
-        sample["keypoints"] = tv.KeyPoints(keypoints[..., :2], canvas_size=(height, width))
+        sample["keypoints"] = tv.KeyPoints(keypoints[..., :2], canvas_size=size)
         sample["visibility"] = keypoints[..., 2]
-    if regions.mask is not None:
-        sample["masks"] = tv.Mask(torch.tensor(regions.mask))
-    elif regions.outlines is not None:
-        whole = Geometry(Crop(0, 0, height, width), (height, width))
-        sample["masks"] = tv.Mask(torch.from_numpy(drawn(regions.outlines, whole)))
+    if regions.masks is not None:
+        sample["masks"] = tv.Mask(torch.tensor(regions.masks))  # a copy, which the transform may change
     return sample
 
 
@@ -116,7 +114,7 @@ def _words(value: Any, shape: tuple[int, ...] | None = None, size: tuple[int, in
     return words
 
 
-def followed_of(result: dict[str, Tensor], regions: Regions) -> Followed:
+def followed_of(result: dict[str, Tensor], regions: Followed) -> Followed:
     """The regions that are left, in pixels of the batch: boxes are cut at its edges, and those without an area go.
 
     Args:
@@ -124,13 +122,12 @@ def followed_of(result: dict[str, Tensor], regions: Regions) -> Followed:
         regions: that the transform was given.
     """
     height, width = result["image"].shape[1:]
-    boxes = result["boxes"].double().numpy().clip(0, [width, height, width, height])
-    has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     keypoints = masks = None
-    if regions.keypoints is not None:
-        points = torch.cat([result["keypoints"], result["visibility"][..., None]], dim=-1).double().numpy()
-        keypoints = seen(points[has_area], (height, width))
+    if "keypoints" in result:
+        keypoints = torch.cat([result["keypoints"], result["visibility"][..., None]], dim=-1).double().numpy()
+    whole = Geometry(Crop(0, 0, height, width), (height, width))
+    left = follow(Regions(result["boxes"].double().numpy(), keypoints), whole, min_visible=0)
     if "masks" in result:
         masks = result["masks"].numpy()
-        masks = masks if regions.mask is not None else masks[has_area]
-    return Followed(result["labels"].numpy()[has_area], boxes[has_area], keypoints, masks)
+        masks = masks if masks.ndim == 2 else masks[left.kept]
+    return replace(left, kept=regions.kept[result["labels"].numpy()[left.kept]], masks=masks)

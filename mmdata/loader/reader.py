@@ -92,7 +92,7 @@ class RowReader:
     def keep(self, i: int, decoded: Decoded) -> None:
         """Keep what was decoded of an image, as small as `shorter_side` says, if decoded images are kept."""
         if self._kept is not None:
-            self._kept.write(SmallImage(decoded.image, decoded.shown, int(self.rows[i])))
+            self._kept.write(decoded.small)
 
     def stored_image(self, i: int) -> EncodedImage:
         """The encoded image as it is in the shard, not compared with its hash."""

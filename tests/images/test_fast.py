@@ -64,7 +64,7 @@ def test_fast_decodes_at_a_fraction_where_the_crop_stays_large_enough(
 ):
     image = EncodedImage(photo(height, width), "JPEG", 1, 0)
     decoded = PixelTransform("eval").decode(image, shape=shape, patches=0, epoch=0)
-    assert (decoded.image.shape[1] < height) == scaled
+    assert (decoded.small.image.shape[1] < height) == scaled
     assert decoded.box.height >= shape[0] * (1 - 1e-9)
     assert decoded.box.width >= shape[1] * (1 - 1e-9)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from torchvision.transforms.v2 import functional as F
 from mmdata.config.images import AugmentConfig
 from mmdata.config.targets import TargetsConfig
 from mmdata.images.crop import Crop, train_crop
+from mmdata.images.decode import oriented, oriented_size
+from mmdata.images.outlines import Frame
 from mmdata.images.pixels import EncodedImage, PixelTransform, Written
-from mmdata.images.regions import Geometry, Regions, follow, upright
+from mmdata.images.regions import Geometry, Regions, follow
 from tests.images.placed import png
 
 CLOSE = 1e-3
@@ -45,6 +48,12 @@ def regions_of(draw: st.DrawFn, size: tuple[int, int]) -> Regions:
     keypoints[..., :2] *= size[::-1]
     keypoints[..., 2] = rng.integers(1, 3, (count, 3))
     return Regions(corners.reshape(-1, 4), keypoints, rng.integers(0, 256, size, np.uint8))
+
+
+def upright(regions: Regions, size: tuple[int, int], orientation: int) -> Regions:
+    assert regions.mask is not None
+    frame = Frame(size, orientation, oriented_size(*size, orientation))
+    return replace(frame.upright(regions), mask=oriented(regions.mask[..., None], orientation)[..., 0])
 
 
 def in_tensors(regions: Regions, size: tuple[int, int]) -> tuple[Any, Any, Any]:
@@ -240,10 +249,10 @@ def test_crop_of_a_scaled_jpeg_is_where_its_edges_are(eighths: int, orientation:
         decoded = PixelTransform("eval").decode(
             EncodedImage(buffer.getvalue(), "JPEG", orientation, 0), shape=shape, patches=0, epoch=0
         )
-        size = tuple(decoded.image.shape[1:])
+        size = tuple(decoded.small.image.shape[1:])
         assert size == (-(-height * eighths // 8), -(-width * eighths // 8))
         top, left, _, wide = map(int, decoded.box)
-        row = decoded.image[1, top + 9, left : left + wide].double()
+        row = decoded.small.image[1, top + 9, left : left + wide].double()
         dark = float(((192 - row) / 128).sum())
         assert dark == pytest.approx((edge - decoded.crop.left) * wide / decoded.crop.width, abs=0.04)
         off.append(abs(dark - (edge * size[1] / width - left)))

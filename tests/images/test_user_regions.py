@@ -16,9 +16,9 @@ from torchvision.transforms import v2
 
 from mmdata.config.targets import TargetsConfig
 from mmdata.errors import BadSample, ConfigError, Reason
-from mmdata.images.crop import UNKNOWN
+from mmdata.images.crop import UNKNOWN, Crop
 from mmdata.images.pixels import PixelTransform
-from mmdata.images.regions import Geometry, Regions
+from mmdata.images.regions import Followed, Geometry, Regions, follow
 from mmdata.images.user import UserTransform
 from tests.images.placed import png
 
@@ -54,6 +54,11 @@ def of_all() -> Regions:
     return regions(keypoints=keypoints, mask=np.arange(4800).reshape(60, 80).astype(np.uint8))
 
 
+def in_image(given: Regions) -> Followed:
+    """Regions of the image as it is decoded."""
+    return follow(given, Geometry(Crop(0, 0, 60, 80), (60, 80)), min_visible=0)
+
+
 @pytest.mark.parametrize(
     "given", [regions(), of_all(), regions(outlines=[Filled()] * 4)], ids=["boxes", "all", "outlines"]
 )
@@ -64,7 +69,7 @@ def test_user_transform_with_regions_equals_torchvision_with_the_process_seeded(
     user, sizes = UserTransform(transform, with_regions=True), set[int]()
     for seed in range(12):
         out = torch.zeros(3, 32, 32, dtype=torch.uint8)
-        found = user(image, out, seed=seed, regions=given)
+        found = user(image, out, seed=seed, regions=in_image(given))
         sample: Sample = {
             "image": tv_tensors.Image(image),
             "boxes": tv_tensors.BoundingBoxes(torch.tensor(given.boxes).float(), format="XYXY", canvas_size=(60, 80)),  # type: ignore[call-overload]
@@ -95,10 +100,20 @@ def test_user_transform_with_regions_moves_them_as_its_pixels(image: Tensor):
     given = regions(mask=image[0].numpy())
     transform = v2.Compose([v2.RandomCrop(32), v2.RandomHorizontalFlip(1.0)])
     out = torch.zeros(3, 32, 32, dtype=torch.uint8)
-    found = UserTransform(transform, with_regions=True)(image, out, seed=3, regions=given)
+    found = UserTransform(transform, with_regions=True)(image, out, seed=3, regions=in_image(given))
     assert found is not None
     assert found.masks is not None
     assert (found.masks == out[0].numpy()).all()
+
+
+def test_boxes_that_are_left_have_their_places_among_all_of_the_row(image: Tensor):
+    """A box without an area is not given to the transform."""
+    boxes = np.array([[5, 5, 5, 9], [2, 3, 12, 10], [60, 2, 78, 12]], np.float64)
+    out = torch.zeros(3, 60, 80, dtype=torch.uint8)
+    found = UserTransform(v2.Identity(), with_regions=True)(image, out, seed=0, regions=in_image(Regions(boxes)))
+    assert found is not None
+    assert found.kept.tolist() == [1, 2]
+    assert found.boxes.tolist() == boxes[1:].tolist()
 
 
 def test_pixels_of_users_transform_with_regions_have_no_known_crop(image: Tensor):
@@ -194,7 +209,7 @@ def on(boxes: Any, **changes: Any) -> Any:
 def test_user_transform_that_returns_other_regions_is_a_bad_sample(image: Tensor, transform: Any, detail: str):
     out = torch.zeros(3, 32, 32, dtype=torch.uint8)
     with pytest.raises(BadSample, match=f"transform_failed: {detail}") as caught:
-        UserTransform(transform, with_regions=True)(image, out, seed=0, regions=of_all())
+        UserTransform(transform, with_regions=True)(image, out, seed=0, regions=in_image(of_all()))
     assert caught.value.reason is Reason.TRANSFORM_FAILED
 
 
@@ -206,7 +221,7 @@ def test_user_transform_that_leaves_a_region_out_is_a_bad_sample(image: Tensor):
     detail = "returned a dictionary of image, boxes, not a dictionary of image, boxes, labels"
     with pytest.raises(BadSample, match=detail):
         UserTransform(transform, with_regions=True)(
-            image, torch.zeros(3, 32, 32, dtype=torch.uint8), seed=0, regions=regions()
+            image, torch.zeros(3, 32, 32, dtype=torch.uint8), seed=0, regions=in_image(regions())
         )
 
 
@@ -226,7 +241,7 @@ def test_user_transform_whose_regions_differ_when_it_is_called_again_is_refused(
         ConfigError, match="called again with the same row and generator, it gave other boxes: it keeps"
     ):
         UserTransform(transform, with_regions=True)(
-            image, torch.zeros(3, 32, 32, dtype=torch.uint8), seed=0, regions=regions()
+            image, torch.zeros(3, 32, 32, dtype=torch.uint8), seed=0, regions=in_image(regions())
         )
 
 
@@ -236,13 +251,13 @@ def test_user_transform_may_change_regions_in_place(image: Tensor):
         sample["masks"].add_(1)
         return cut(sample, size, generator)
 
-    given = of_all()
-    before = (given.boxes.copy(), given.mask.copy()) if given.mask is not None else None
+    given, before = in_image(of_all()), in_image(of_all())
     out = torch.zeros(3, 32, 32, dtype=torch.uint8)
     assert UserTransform(transform, with_regions=True)(image, out, seed=0, regions=given) is not None
-    assert before is not None
-    assert (given.boxes == before[0]).all()
-    assert (given.mask == before[1]).all()
+    assert given.masks is not None
+    assert before.masks is not None
+    assert (given.boxes == before.boxes).all()
+    assert (given.masks == before.masks).all()
 
 
 def test_user_transform_with_regions_names_torchvision_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
