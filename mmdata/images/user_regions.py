@@ -89,7 +89,8 @@ def check_regions(result: dict[str, Any], sample: dict[str, Any], size: tuple[in
             shapes.append((count, *of_box))
         returned, expected = _words(result[name]), [_words(given, shape, size) for shape in shapes]
         if returned not in expected:
-            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {name} {returned}, not {expected[0]}")
+            together = "; boxes are removed together with their labels" if name == "boxes" else ""
+            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {name} {returned}, not {expected[0]}{together}")
         found[name] = result[name].as_subclass(Tensor)
     labels, boxes = found["labels"], found["boxes"]
     if left and (labels[0] < 0 or labels[-1] >= count or (labels.diff() <= 0).any()):

@@ -83,7 +83,7 @@ def boxes_of(value: Any, box_format: str, frame: Frame) -> Floats:
     for place, one in enumerate(as_list(value)):
         box = cast("dict[str, Any]", one).get("bbox") if isinstance(one, dict) else one
         if not isinstance(box, list) or len(box := cast("list[Any]", box)) != 4 or not are_numbers(box):
-            raise BadSample(Reason.BAD_FIELD, f"box {place} is {excerpt(box)}; expected four numbers")
+            raise BadSample(Reason.BAD_FIELD, f"box {place} is {str(box)[:80]}; expected four numbers")
         found.append(box)
     boxes = np.array(found, np.float64).reshape(-1, 4)
     if box_format == "xywh":
