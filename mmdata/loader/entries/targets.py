@@ -220,7 +220,6 @@ class TargetEntries:
         """
         row, (height, width, orientation) = self._rows[i], self._sizes[i]
         config, sources, image = self._targets.config, self._targets.sources, oriented_size(height, width, orientation)
-        needs_size = config.box_format != "relative" or len(sources) > 1
         frame = Frame((height, width), orientation, image)  # the image in whose pixels the objects are
         opened: dict[tuple[str, str], Any] = {}
         found: dict[str, Any] = {"boxes": np.empty((0, 4))}
@@ -228,12 +227,12 @@ class TargetEntries:
             value = field.read_if_there(self._samples[field.join], row, opened, self._stop)
             try:
                 if name == "boxes":
-                    if needs_size:
-                        beside = opened.get((field.join, field.selector.extension))
-                        frame = frame_of(beside, image, orientation, config.box_pixels)
+                    beside = opened.get((field.join, field.selector.extension))
+                    frame = frame_of(beside, image, orientation, config.box_pixels)
                     found[name] = boxes_of(value, config.box_format, frame)
                 elif name == "masks" and not self._targets.outlines:
-                    found[name] = None if value is None else upright_mask(value, image, orientation)
+                    pixels = config.box_pixels
+                    found[name] = None if value is None else upright_mask(value, image, orientation, pixels)
                 else:
                     each = of_each(value, len(found["boxes"]))
                     found[name] = [self._of_each[name](one, frame) for one in each]
@@ -290,11 +289,10 @@ class TargetEntries:
     def _write_texts(self, place: int, texts: list[str], tokenizer: Tokenizer) -> int:
         if not (given := [k for k, text in enumerate(texts) if text]):
             return 0
-        phrases = [texts[k] for k in given]
-        ids, mask, num_cut = tokenizer.encode_cut(phrases, self._targets.config.box_text_length)
+        ids, mask, num_cut = tokenizer.encode_cut([texts[k] for k in given], self._targets.config.box_text_length)
         self._entries["box_input_ids"][place, given] = ids
         self._entries["box_attention_mask"][place, given] = mask
-        self._entries["box_text_hash"][place, given] = [hash64(phrase.encode()) for phrase in phrases]
+        self._entries["box_text_hash"][place, given] = [hash64(one.tobytes()) for one in ids]
         return num_cut
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:
