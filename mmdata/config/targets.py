@@ -8,7 +8,10 @@ from pydantic import Field, model_validator
 
 from mmdata.config.settings import Count, Positive, Settings, Share
 
-OF_BOXES = ("box_labels", "box_texts", "keypoints")
+SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
+"""Settings that name members; in this order a row's values are checked."""
+OF_CROPS = {"min_visible", "keep_boxes", "keypoint_swaps"}
+"""Settings that say how boxes follow a crop; others say what is read."""
 
 
 class TargetsConfig(Settings):
@@ -55,13 +58,14 @@ class TargetsConfig(Settings):
     @property
     def is_joined(self) -> bool:
         """Whether a source lies in joined tars."""
-        return any(str(getattr(self, name)).startswith("join:") for name in (*OF_BOXES, "boxes", "masks"))
+        return any(str(getattr(self, name)).startswith("join:") for name in SOURCES)
 
     @model_validator(mode="after")
     def _check(self) -> TargetsConfig:
-        if self.boxes is None and (given := [name for name in OF_BOXES if getattr(self, name) is not None]):
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if "boxes" not in given and given not in ([], ["masks"]):
             raise ValueError(f"{given[0]} are those of boxes: set boxes to their source, such as json:boxes")
-        if self.boxes is None and self.masks is None:
+        if not given:
             raise ValueError("set boxes or masks to their source, such as json:boxes or seg.png")
         if isinstance(self.box_buckets, list) and sorted(set(self.box_buckets)) != self.box_buckets:
             raise ValueError(f"box_buckets must rise: got {self.box_buckets}")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.config import DataConfig
-from mmdata.config.targets import TargetsConfig
+from mmdata.config.targets import OF_CROPS, SOURCES, TargetsConfig
 from mmdata.errors import BadSample, ConfigError
 from mmdata.hashing import hash64
 from mmdata.images.decode import oriented_size
@@ -44,8 +44,6 @@ from mmdata.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
-SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
-"""Settings that name members; in this order a row's values are checked."""
 KINDS = {"box_texts": ("json",), "masks": ("json", "png")}
 """Kinds of members that a setting may name; those of the others may also hold arrays."""
 NOTICEABLE = 1e-3
@@ -79,7 +77,7 @@ class Targets:
 
     Attributes:
         config, tokenizer: as given.
-        sources: by setting, one of `SOURCES`.
+        sources: by setting, one of `config.targets.SOURCES`.
         num_keypoints: of each box; 0: there are none.
         classes: numbers of those that have names.
 
@@ -165,10 +163,9 @@ class Targets:
     @property
     def identity(self) -> dict[str, Any]:
         """What the entries depend on besides the pixels' transform and the plan, as JSON."""
-        elsewhere = {"min_visible", "keep_boxes", "keypoint_swaps", "box_buckets", "max_boxes"}
         joined = {field.join for field in self.sources.values() if field.join}
         tars = {name: self._joined.shards[name].fingerprint for name in sorted(joined)}
-        settings = self.config.model_dump(exclude_none=True, exclude=elsewhere)
+        settings = self.config.model_dump(exclude_none=True, exclude={*OF_CROPS, "box_buckets", "max_boxes"})
         return {**settings, "joined": tars, "num_keypoints": self.num_keypoints}
 
     def samples(self, store: ShardStore) -> dict[str, Samples]:
@@ -231,8 +228,7 @@ class TargetEntries:
                     frame = frame_of(beside, image, orientation, config.box_pixels)
                     found[name] = boxes_of(value, config.box_format, frame)
                 elif name == "masks" and not self._targets.outlines:
-                    pixels = config.box_pixels
-                    found[name] = None if value is None else upright_mask(value, image, orientation, pixels)
+                    found[name] = None if value is None else upright_mask(value, image, orientation, config.box_pixels)
                 else:
                     each = of_each(value, len(found["boxes"]))
                     found[name] = [self._of_each[name](one, frame) for one in each]
