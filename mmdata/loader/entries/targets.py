@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -50,21 +49,6 @@ NOTICEABLE = 1e-3
 """Pixels from which a box that reaches beyond its image counts as clipped."""
 NO_CLASS = 255
 """Of pixels of masks in rows that are not valid."""
-
-
-@dataclass(frozen=True)
-class Objects:
-    """What is known of an image's objects.
-
-    Attributes:
-        regions: their boxes, key points and outlines, and the mask of all.
-        labels: the class of each box, -1 where it has none.
-        texts: the phrase of each box, "" where it has none.
-    """
-
-    regions: Regions
-    labels: list[int]
-    texts: list[str]
 
 
 class Targets:
@@ -208,7 +192,7 @@ class TargetEntries:
             "masks": outline_of,
         }
 
-    def read(self, i: int, counts: Counter[str]) -> Objects:
+    def read(self, i: int, counts: Counter[str]) -> Regions:
         """Read the objects of the i-th of the rows; `counts` gets numbers of boxes, see `Stats.boxes`.
 
         Raises:
@@ -236,7 +220,7 @@ class TargetEntries:
                 raise field.blamed(bad, self._samples[field.join], row) from bad
         return self._inside(found, frame, counts)
 
-    def _inside(self, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
+    def _inside(self, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Regions:
         """The objects of a frame, those inside its image that have an area and a class."""
         number, keypoints, masks = len(found["boxes"]), None, found.get("masks")
         if "keypoints" in found:
@@ -249,15 +233,16 @@ class TargetEntries:
         kept = [k for k in np.flatnonzero(has_area).tolist() if labels[k] is not None]
         clipped = (abs(regions.boxes - inside)[kept] > NOTICEABLE).any(axis=1)
         counts += Counter(clipped=int(clipped.sum()), left_out=number - len(kept))  # without zeros
-        regions = Regions(
+        return Regions(
             inside[kept],
             None if regions.keypoints is None else regions.keypoints[kept],
             None if self._targets.outlines else masks,
             [masks[k] for k in kept] if self._targets.outlines and masks else None,
+            [labels[k] for k in kept],
+            [texts[k] for k in kept],
         )
-        return Objects(regions, [labels[k] for k in kept], [texts[k] for k in kept])
 
-    def write(self, place: int, objects: Objects, followed: Followed, counts: Counter[str]) -> int:
+    def write(self, place: int, objects: Regions, followed: Followed, counts: Counter[str]) -> int:
         """Write what a crop has kept of the objects of an image into row `place` of the batch.
 
         Returns:
@@ -280,7 +265,7 @@ class TargetEntries:
                 self._entries[name][place, : len(shown)] = value[shown]
         if self._targets.tokenizer is None or "box_input_ids" not in self._entries:
             return 0
-        return self._write_texts(place, [objects.texts[k] for k in followed.kept[shown]], self._targets.tokenizer)
+        return self._write_texts(place, [objects.texts[int(k)] for k in followed.kept[shown]], self._targets.tokenizer)
 
     def _write_texts(self, place: int, texts: list[str], tokenizer: Tokenizer) -> int:
         if not (given := [k for k, text in enumerate(texts) if text]):
