@@ -45,7 +45,7 @@ class Batch(TypedDict):
         box_labels: int64 (B, M), -1 where there is no box.
         box_input_ids: int64 (B, M, T), the phrase of each box; padding alone where there is none.
         box_attention_mask: int64 (B, M, T), as attention_mask.
-        box_text_hash: int64 (B, M), equal for equal phrases; 0 where there is none.
+        box_text_hash: int64 (B, M), equal for phrases of equal tokens, as cut; 0 where there is none.
         keypoints: float32 (B, M, K, 3), x and y in pixels of the batch, and visibility; zeros where there is no box.
         masks: uint8 (B, H, W), a class for each pixel, 255 where not valid; or (B, M, H, W), 1 where a box's object is.
         input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and

@@ -150,6 +150,13 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
                 f"targets.keep_boxes changes the random crops of transform train, and transform is "
                 f"'{name_of(self.transform)}': leave keep_boxes out"
             )
+        is_own = self.transform not in ("train", "eval")
+        for name in ("keypoint_swaps", "min_visible"):
+            if is_own and getattr(targets, name) != TargetsConfig.model_fields[name].default:
+                raise ValueError(
+                    f"targets.{name} is for the transforms train and eval, and a transform of your own, "
+                    f"'{name_of(self.transform)}', moves and leaves out boxes itself: leave {name} out"
+                )
         if targets.box_texts is not None and self.tokenizer is None:
             raise ValueError("targets.box_texts are tokenized: set tokenizer")
         if targets.masks is not None and self.image_patches is not None:

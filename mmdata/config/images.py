@@ -49,8 +49,8 @@ class ImagesConfig(Settings):
     shorter_side: Side | None = None
     """Resize each image so that its shorter side has this many pixels, before it is cropped; smaller images are not
     enlarged. It is what `data.loading.cache_pixels_gb` keeps. 256 is customary for an `image_size` of 224: a random
-    crop that keeps a small share of such an image is enlarged. A `transform` of your own gets the small image. null:
-    crop the image at its own size."""
+    crop that keeps a small share of such an image is enlarged. A `transform` of your own gets the small image;
+    exported image processors resize once. null: crop the image at its own size."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
     than its batch's shape keeps less, since no larger crop fits."""

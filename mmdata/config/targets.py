@@ -8,7 +8,10 @@ from pydantic import Field, model_validator
 
 from mmdata.config.settings import Count, Positive, Settings, Share
 
-OF_BOXES = ("box_labels", "box_texts", "keypoints")
+SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
+"""Settings that name members; in this order a row's values are checked."""
+OF_CROPS = {"min_visible", "keep_boxes", "keypoint_swaps"}
+"""Settings that say how boxes follow a crop; others say what is read."""
 
 
 class TargetsConfig(Settings):
@@ -21,10 +24,10 @@ class TargetsConfig(Settings):
     box_format: Literal["xywh", "xyxy", "relative"] = "xywh"
     """What the four numbers are. xywh: left, top, width and height in pixels, as COCO's. xyxy: left, top, right and
     bottom in pixels. relative: left, top, right and bottom from 0 to 1."""
-    box_pixels: Literal["original", "file"] = "original"
+    box_pixels: Literal["original", "file", "upright"] = "original"
     """Of which image the pixels are. original: the image before `--resize` and its EXIF orientation, whose size is
-    original_height × original_width in the JSON beside the boxes, or height × width. file: the image in the shard, as
-    where a detector ran on shards of img2dataset."""
+    original_height × original_width in the JSON beside the boxes, or height × width. file: the image in the shard,
+    before its EXIF orientation. upright: that image as displayed, as a detector sees it."""
     box_labels: str | None = None
     """Source of a class for each box: whole numbers, or names of `box_classes`; -1 for a box without one."""
     box_classes: list[str] | None = None
@@ -39,8 +42,9 @@ class TargetsConfig(Settings):
     keypoint_swaps: list[tuple[Count, Count]] | None = None
     """Pairs of key points, from 0, that a horizontal flip exchanges, such as left and right eye."""
     masks: str | None = None
-    """Source of masks. A member `seg.png`: a class for each pixel of the image as stored, or as it is upright; colours
-    of a palette are not used. `json:boxes.segmentation`: run lengths or polygons of each box, as COCO's."""
+    """Source of masks. A member `seg.png`: a class for each pixel of the image in the shard (`box_pixels`: file, or
+    upright); a palette's colours are not used. `json:boxes.segmentation`: run lengths or polygons of each box, as
+    COCO's."""
     min_visible: Share = 0.25
     """Share of a box's area that a crop must keep; a box with less of it, or with none, is left out."""
     keep_boxes: bool = False
@@ -54,13 +58,14 @@ class TargetsConfig(Settings):
     @property
     def is_joined(self) -> bool:
         """Whether a source lies in joined tars."""
-        return any(str(getattr(self, name)).startswith("join:") for name in (*OF_BOXES, "boxes", "masks"))
+        return any(str(getattr(self, name)).startswith("join:") for name in SOURCES)
 
     @model_validator(mode="after")
     def _check(self) -> TargetsConfig:
-        if self.boxes is None and (given := [name for name in OF_BOXES if getattr(self, name) is not None]):
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if "boxes" not in given and given not in ([], ["masks"]):
             raise ValueError(f"{given[0]} are those of boxes: set boxes to their source, such as json:boxes")
-        if self.boxes is None and self.masks is None:
+        if not given:
             raise ValueError("set boxes or masks to their source, such as json:boxes or seg.png")
         if isinstance(self.box_buckets, list) and sorted(set(self.box_buckets)) != self.box_buckets:
             raise ValueError(f"box_buckets must rise: got {self.box_buckets}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmdata.config import DataConfig
 from mmdata.config.images import AugmentConfig
 from mmdata.config.settings import name_of
-from mmdata.config.targets import TargetsConfig
+from mmdata.config.targets import OF_CROPS, TargetsConfig
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.images.crop import (
     UNKNOWN,
@@ -31,9 +31,6 @@ from mmdata.images.decode import decode, jpeg_size, mirrored
 from mmdata.images.regions import Floats, Followed, Geometry, Regions, follow, hull
 from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
-
-OF_REGIONS = {"min_visible", "keep_boxes", "keypoint_swaps"}
-"""Settings of `data.targets` that say how regions follow an image; others say what is read."""
 
 ROUNDING = 1e-6
 """Tolerance in eighths for sides of boxes, which are products."""
@@ -211,7 +208,7 @@ class PixelTransform:
             "decode": None if self._user and not self.shorter_side else "exact" if self.exact else "fast",
             "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
             "transform_source": self._user and self._user.source,
-            "regions": self._targets and self._targets.model_dump(include=OF_REGIONS, mode="json"),
+            "regions": self._targets and self._targets.model_dump(include=OF_CROPS, mode="json"),
         }
 
     def decode(

@@ -85,12 +85,16 @@ class Regions:
         keypoints: float64 (n, K, 3), x, y and visibility; None: not asked for.
         mask: uint8 (h, w), a class for each pixel of the upright image; None: not asked for.
         outlines: of each box; None: not asked for.
+        labels: the class of each box, -1 where it has none; with the phrases, what nothing here looks at.
+        texts: the phrase of each box, "" where it has none.
     """
 
     boxes: Floats
     keypoints: Floats | None = None
     mask: NDArray[np.uint8] | None = None
     outlines: Sequence[Outline] | None = None
+    labels: Sequence[int] = ()
+    texts: Sequence[str] = ()
 
     def moved(self, move: Callable[[Floats], Floats]) -> Regions:
         """The regions after `move` has moved each point (…, 2); the mask and outlines stay."""

@@ -18,9 +18,10 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.images.decode import decode, oriented_size
 from mmdata.images.pixels import EncodedImage
+from mmdata.images.regions import Regions
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.entries.targets import Objects, TargetEntries
+from mmdata.loader.entries.targets import TargetEntries
 from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import GAP, PAPER, draw_boxes, greyed, pixels_of, show
@@ -66,7 +67,7 @@ class Replay:
     caption: str
     caption_source: str
     fields: Mapping[str, Any]
-    objects: Objects | None
+    objects: Regions | None
     words: list[str]
     made: LoadedBatch
 
@@ -139,7 +140,7 @@ class Replay:
         image.thumbnail(size, Image.Resampling.LANCZOS)
         y, x = image.height / height, image.width / width
         if self.objects is not None:
-            draw_boxes(image, (self.objects.regions.boxes * (x, y, x, y)).tolist(), self.words)
+            draw_boxes(image, (self.objects.boxes * (x, y, x, y)).tolist(), self.words)
         if self.crop is None or not with_crop:
             return image
         top, left, height, width = self.crop

@@ -146,14 +146,12 @@ class UnfinishedBatch:
                 objects = self._targets and self._targets.read(i, clock.stats.boxes)
                 clock.lap("read")
                 stage = "decode"
-                decoded = self._pixels.decode(image, epoch=epoch, regions=objects and objects.regions)
+                decoded = self._pixels.decode(image, epoch=epoch, regions=objects)
                 if kept is None:
                     self._samples.keep(i, decoded)
                 clock.lap("decode")
                 stage = "transform"
-                written = self._pixels.write(
-                    decoded, place, number=image.number, epoch=epoch, regions=objects and objects.regions
-                )
+                written = self._pixels.write(decoded, place, number=image.number, epoch=epoch, regions=objects)
                 if self._targets and objects and written.followed:
                     cut = self._targets.write(place, objects, written.followed, clock.stats.boxes)
                     clock.stats.cut += cut

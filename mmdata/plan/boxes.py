@@ -49,7 +49,9 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
 
     def of_row(row: int) -> int:
         try:
-            return boxes_of(samples.members(row), lambda member: samples.read_member(row, member, stop), selector, kind)
+            return count_boxes(
+                samples.members(row), lambda member: samples.read_member(row, member, stop), selector, kind
+            )
         except BadSample as bad:
             if bad.reason is Reason.MISSING_FIELD:  # the joined tars have no sample of the row
                 return 0
@@ -70,7 +72,7 @@ def box_counts(data: RowsConfig, index: Index, joined: Joined) -> Counts | None:
     return columns.column("boxes").to_numpy()
 
 
-def boxes_of(
+def count_boxes(
     members: Mapping[str, IndexedMember], read: Callable[[IndexedMember], bytes], selector: Selector, kind: str
 ) -> int:
     """How many boxes a sample has: the length of the list that a selector names; 0 if there is none.

@@ -240,6 +240,14 @@ KEYPOINTS = {"boxes": "json:boxes", "keypoints": "json:keypoints"}
             "targets.keep_boxes changes the random crops of transform train, and transform is 'eval': leave keep_boxes "
             "out",
         ),
+        *(
+            (
+                {"transform": "own:transform", "targets": {**KEYPOINTS, name: value}},
+                f"targets.{name} is for the transforms train and eval, and a transform of your own, 'own:transform', "
+                f"moves and leaves out boxes itself: leave {name} out",
+            )
+            for name, value in {"keypoint_swaps": [], "min_visible": 0.5}.items()
+        ),
         (
             {"augment": AUGMENT, "targets": KEYPOINTS},
             "targets.keypoint_swaps is not set, and augment.horizontal_flip_prob mirrors images, where a left eye "
@@ -259,6 +267,7 @@ def test_targets_that_a_transform_cannot_follow_are_refused(changes: dict[str, A
         {"augment": AUGMENT, "targets": {**KEYPOINTS, "keypoint_swaps": []}},
         {"augment": AUGMENT, "targets": {"boxes": "json:boxes", "keep_boxes": True}},
         {"augment": {"color_jitter": 0.1}, "targets": KEYPOINTS},
+        {"transform": "own:transform", "targets": {**KEYPOINTS, "min_visible": 0.25}},
     ],
 )
 def test_targets_that_a_transform_can_follow_are_taken(changes: dict[str, Any]):

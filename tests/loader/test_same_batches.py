@@ -41,7 +41,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "crops that hold their boxes": {**BOXED, "targets": {**TARGETS, "keep_boxes": True}},
     "boxes in patches": {**BOXED, "image_patches": [4, 9, 16], "image_buckets": None, "patch_size": 8},
     "boxes of groups": {**BOXED, "groups": {"size": 2, "source": "FOLDER/groups.npy"}},
-    "boxes in a transform of torchvision": {**BOXED, "transform": "my_transforms:boxes_too"},
+    "boxes in a transform of torchvision": {
+        **BOXED,
+        "targets": {name: value for name, value in TARGETS.items() if name != "keypoint_swaps"},
+        "transform": "my_transforms:boxes_too",
+    },
 }
 
 TRANSFORMS = """

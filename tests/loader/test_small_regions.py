@@ -38,7 +38,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "patch_size": 8,
         "targets": {name: value for name, value in TARGETS.items() if name != "masks"},
     },
-    "a transform of torchvision": {"transform": f"{__name__}:cropped"},
+    "a transform of torchvision": {
+        "transform": f"{__name__}:cropped",
+        "targets": {name: value for name, value in TARGETS.items() if name not in ("keypoint_swaps", "min_visible")},
+    },
 }
 
 

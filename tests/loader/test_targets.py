@@ -29,6 +29,7 @@ from tests.loader.target_tars import COLOURS, Box, classes_png, objects, picture
 
 CLASSES = ["cat", "dog", "tree"]
 SIZE = (48, 64)
+SQUARE_SIZE = (64, 64)
 BOXES: list[Box] = [(4, 6, 20, 16), (30, 10, 24, 30), (6, 28, 18, 14)]
 NAMES = ["dog", "cat", "tree"]
 KEYPOINTS = [[8, 8, 2, 20, 12, 1], [[40, 20, 2], [44, 30, 2]], [10, 30, 2, 20, 36, 0]]
@@ -105,7 +106,7 @@ def test_entries_and_their_empty_values(tmp_path: Path):
     assert batch["box_labels"][0].tolist() == [1, 0, 2]
     assert batch["box_input_ids"][0].tolist() == ids.tolist()
     assert batch["box_attention_mask"][0].tolist() == mask.tolist()
-    assert batch["box_text_hash"][0].tolist() == [hash64(phrase.encode()) for phrase in PHRASES]
+    assert batch["box_text_hash"][0].tolist() == [hash64(one.tobytes()) for one in ids]
     assert batch["valid"].tolist() == [True, True, True, True, False, False]
     for row in (1, 4, 5):  # without objects, and padding
         assert not batch["boxes"][row].any()
@@ -139,15 +140,48 @@ def test_boxes_of_the_file_are_turned_with_it(tmp_path: Path, orientation: int, 
     assert_seen(batch, 0, [0, 1, 2])
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [SIZE, SQUARE_SIZE])
+@pytest.mark.parametrize("beside", ["nothing", "stored", "upright"])
+def test_boxes_of_the_image_as_displayed_are_not_turned(
+    tmp_path: Path, orientation: int, size: tuple[int, int], beside: str
+):
+    sides = {"nothing": (None, None), "stored": turned(size, orientation), "upright": size}[beside]
+    one = sample(content(height=sides[0], width=sides[1]), image=displayed(size, orientation))
+    data = {**settings_of(tmp_path, {"0": one}), **whole(size)}
+    batch, _ = load({**data, "targets": {**NAMED, "box_pixels": "upright"}})
+    assert_seen(batch, 0, [0, 1, 2])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("pixels", ["original", "file"])
+def test_boxes_of_a_square_image_are_those_of_the_file(tmp_path: Path, orientation: int, pixels: str):
+    boxes = content(height=SQUARE_SIZE[0], width=SQUARE_SIZE[1])
+    one = sample(boxes, image=picture(SQUARE_SIZE, BOXES, orientation=orientation))
+    data = {**settings_of(tmp_path, {"0": one}), **whole(SQUARE_SIZE)}
+    batch, _ = load({**data, "targets": {**NAMED, "box_pixels": pixels}})
+    assert_seen(batch, 0, [0, 1, 2])
+
+
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
-def test_boxes_of_the_upright_image_are_known_by_its_size(tmp_path: Path, orientation: int):
-    upright = (64, 48)
-    boxes: list[Box] = [(6, 4, 16, 20)]
-    turned_back = {5: 5, 6: 8, 7: 7, 8: 6}[orientation]  # the orientation that undoes it
-    stored = _stored(picture(upright, boxes), turned_back, orientation)
-    one = sample({"boxes": objects(boxes, category=["dog"]), "height": 64, "width": 48}, image=stored)
-    batch, _ = load({**settings_of(tmp_path, {"0": one}), **whole(upright), "targets": NAMED})
-    assert_seen(batch, 0, [0])
+@pytest.mark.parametrize("pixels", ["original", "file"])
+def test_boxes_whose_size_is_that_of_the_image_as_displayed_are_refused_by_name(
+    tmp_path: Path, orientation: int, pixels: str
+):
+    one = sample(content(height=48, width=64), image=displayed(SIZE, orientation))
+    samples = {**rows(None, number=2), "1": one}
+    batch, loader = load({**settings_of(tmp_path, samples), "targets": {**NAMED, "box_pixels": pixels}})
+    assert batch["valid"].tolist() == [True, True, False]
+    assert [entry.detail for entry in loader.ledger] == [
+        "data.targets.boxes: member '1.json': boxes are of an image of 48 × 64 pixels (height × width), and the image "
+        "has 64 × 48 before its EXIF orientation: box_pixels: upright is for what is of the image as displayed"
+    ]
+
+
+def displayed(size: tuple[int, int], orientation: int) -> bytes:
+    """An image with the three objects that looks the same whatever its orientation."""
+    turned_back = {6: 8, 8: 6}.get(orientation, orientation)
+    return _stored(picture(size, BOXES), turned_back, orientation)
 
 
 def _stored(image: bytes, turn: int, orientation: int) -> bytes:
@@ -191,7 +225,7 @@ def test_boxes_of_the_file_stay_where_they_are_though_the_original_was_larger(tm
 
 def test_boxes_of_the_file_are_refused_where_it_had_another_size(tmp_path: Path):
     boxes = content(height=96, width=128, original_height=96, original_width=128)
-    message = "boxes are of an image of 96 × 128 pixels .height × width., and this one has 48 × 64"
+    message = "boxes are of an image of 96 × 128 pixels .height × width., and the image has 48 × 64"
     assert_masked(tmp_path, boxes, {**NAMED, "box_pixels": "file"}, message)
 
 
@@ -212,12 +246,20 @@ def test_boxes_follow_an_image_that_a_blur_turned_upright(tmp_path: Path, orient
     assert_seen(batch, 0, [0, 1, 2])
 
 
-def test_relative_boxes_need_no_size(tmp_path: Path):
+@pytest.mark.parametrize("others", [{}, {"box_labels": "json:classes"}])
+def test_relative_boxes_of_another_images_size_mask_their_row(tmp_path: Path, others: dict[str, str]):
     boxes = [[left / 64, top / 48, (left + width) / 64, (top + height) / 48] for left, top, width, height in BOXES]
-    one = sample({"boxes": boxes, "height": 3, "width": 5}, image=picture(SIZE, BOXES))
-    data = settings_of(tmp_path, {"000": one})
-    batch, _ = load({**data, "global_batch_size": 1, "targets": {"boxes": "json:boxes", "box_format": "relative"}})
+    image, sizes = picture(SIZE, BOXES), [{}, {"height": 3, "width": 5}, {"height": 48, "width": 64}]
+    samples = {
+        str(k): sample({"boxes": boxes, "classes": [0, 1, 2], **size}, image=image) for k, size in enumerate(sizes)
+    }
+    targets = {"boxes": "json:boxes", "box_format": "relative", **others}
+    batch, loader = load({**settings_of(tmp_path, samples), "targets": targets})
+    assert batch["valid"].tolist() == [True, False, True]
     assert_seen(batch, 0, [0, 1, 2])
+    assert_seen(batch, 2, [0, 1, 2])
+    (entry,) = loader.ledger
+    assert "boxes are of an image of 3 × 5 pixels (height × width), and the image has 48 × 64" in entry.detail
 
 
 @pytest.mark.parametrize("source", ["json:boxes", "npy", "join:other:json:boxes"])
@@ -292,6 +334,18 @@ def test_phrases_are_cut_and_counted_and_an_empty_one_is_none(tmp_path: Path):
     assert batch["box_text_hash"][1].ne(0).tolist() == [True, False, False]
     assert batch["boxes_valid"][1].all()
     assert loader.stats.cut == 1
+
+
+def test_phrases_of_equal_tokens_are_equal(tmp_path: Path):
+    common = "a red cube beside a green ball"
+    listed = objects(BOXES, phrase=["Red cube", "red cube", "red cubes"])
+    long = objects(BOXES, phrase=[f"{common} and a dog", f"{common} and a cat", "red  cube"])
+    samples = {str(k): sample({"boxes": one}, image=picture(SIZE, BOXES)) for k, one in enumerate([listed, long])}
+    targets = {"boxes": "json:boxes", "box_texts": "json:boxes.phrase", "box_text_length": 8}
+    batch, _ = load({**settings_of(tmp_path, samples, tokenizer="clip"), "targets": targets})
+    hashes = batch["box_text_hash"].flatten().tolist()
+    assert [hashes.index(one) for one in hashes] == [0, 0, 2, 3, 3, 0]
+    assert 0 not in hashes
 
 
 def test_an_object_without_a_class_or_key_points_is_kept(tmp_path: Path):
@@ -394,9 +448,9 @@ def assert_masked(folder: Path, one: dict[str, Any] | dict[str, bytes], targets:
     [
         (
             {"height": 480, "width": 640},
-            r"boxes are of an image of 480 × 640 pixels .height × width., and this one has",
+            r"boxes are of an image of 480 × 640 pixels .height × width., and the image has",
         ),
-        ({"height": 64, "width": 48}, "of 64 × 48 pixels .height × width., and this one has 48 × 64"),
+        ({"height": 64, "width": 48}, "of 64 × 48 pixels .height × width., and the image has 48 × 64"),
         ({"original_height": 640, "original_width": 480}, "of 640 × 480 pixels"),
         ({"original_height": 480, "original_width": 600}, "of 480 × 600 pixels"),
         ({"original_height": 480, "original_width": 640, "original_orientation": 9}, "original_orientation is 9"),
@@ -475,15 +529,18 @@ def where(size: tuple[int, int]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("mode", [None, "P", "I;16"])
-@pytest.mark.parametrize(("orientation", "upright"), [(1, False), (3, False), (6, False), (6, True)])
-def test_masks_follow_their_images(tmp_path: Path, mode: str | None, orientation: int, upright: bool):
-    classes = where(SIZE)
-    classes = np.ascontiguousarray(np.rot90(classes, -1)) if upright else classes  # as orientation 6 turns it
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("size", "pixels"), [(SIZE, "original"), (SIZE, "upright"), (SQUARE_SIZE, "upright")])
+def test_masks_follow_their_images(
+    tmp_path: Path, mode: str | None, orientation: int, size: tuple[int, int], pixels: str
+):
+    classes = where(size)
     png = classes_png(classes.astype(np.uint16) if mode == "I;16" else classes, mode)
-    image = picture(SIZE, BOXES, orientation=orientation)
+    is_upright = pixels == "upright"
+    image = displayed(size, orientation) if is_upright else picture(size, BOXES, orientation=orientation)
     samples = {f"{row}": {**sample({}, image=image), "seg.png": png} for row in range(3)}
     data = {**settings_of(tmp_path, samples), "transform": "train", "crop_scale": [0.4, 0.9], "global_batch_size": 2}
-    batch, _ = load({**data, "targets": {"masks": "seg.png"}})
+    batch, _ = load({**data, "targets": {"masks": "seg.png", "box_pixels": pixels}})
     assert "boxes" not in batch
     assert batch["masks"].dtype == torch.uint8
     assert (batch["masks"][3] == 255).all()  # padding
@@ -514,6 +571,20 @@ def test_masks_that_are_none_mask_their_row(tmp_path: Path, mask: bytes, message
     assert re.search(f"data.targets.masks: member '1.seg.png': {message}", entry.detail), entry.detail
     assert batch["valid"].tolist() == [True, False, True]
     assert (batch["masks"][1] == 255).all()
+
+
+@pytest.mark.parametrize("pixels", ["original", "file"])
+def test_a_mask_of_the_size_as_displayed_is_refused_by_name(tmp_path: Path, pixels: str):
+    good = {**sample({}, image=picture(SIZE, BOXES)), "seg.png": classes_png(where(SIZE))}
+    bad = {**good, "png": displayed(SIZE, 6)}
+    data = settings_of(tmp_path, {"0": good, "1": bad})
+    batch, loader = load({**data, "targets": {"masks": "seg.png", "box_pixels": pixels}})
+    (entry,) = loader.ledger
+    assert batch["valid"].tolist() == [True, False]
+    assert entry.detail == (
+        "data.targets.masks: member '1.seg.png': a mask of 48 × 64 pixels (height × width), and the image has 64 × 48 "
+        "before its EXIF orientation: box_pixels: upright is for what is of the image as displayed"
+    )
 
 
 # Settings

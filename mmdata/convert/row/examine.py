@@ -18,7 +18,6 @@ from mmdata.config.convert import ALL, ConvertConfig
 from mmdata.convert.row.blur import BlurBox, blur, parse_boxes
 from mmdata.convert.row.fields import FieldReader
 from mmdata.convert.row.resize import Resize, as_jpeg
-from mmdata.convert.sources.coco import KEY
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
 from mmdata.convert.sources.tables import ImageBytes
@@ -237,12 +236,12 @@ def _path_of(row: InputRow) -> str:
 def _with_sizes(extra: dict[str, Any], changed_from: ImageInfo, stored: ImageInfo) -> dict[str, Any]:
     """Metadata of a changed image: "original_height" and "original_width" are added, "height" and "width" updated.
 
-    An original size in the metadata is that of an earlier original, and stays. Where the original has boxes, they are
-    of its pixels before they were turned upright, so "original_orientation" says how they were.
+    An original size in the metadata is that of an earlier original, and stays. Boxes of the original are of its pixels
+    before they were turned upright, so "original_orientation" says how they were.
     """
     original = oriented_size(changed_from.height, changed_from.width, changed_from.orientation)
     sizes = {"original_height": original[0], "original_width": original[1]}
-    if KEY in extra and changed_from.orientation != 1:
+    if changed_from.orientation != 1:
         sizes["original_orientation"] = changed_from.orientation
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
         extra = {**extra, "height": stored.height, "width": stored.width}

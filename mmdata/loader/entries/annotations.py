@@ -22,40 +22,48 @@ ROUNDING = 1e-6
 
 
 def frame_of(content: Any, image: tuple[int, int], orientation: int, pixels: str = "original") -> Frame:
-    """The image in whose pixels boxes are, by the sizes in the JSON beside them; without any, the file in the shard.
+    """The image in whose pixels boxes are, whose size is compared with the one in the JSON beside them.
 
     Args:
         content: of the member with the boxes. "original_height" and "original_width" are the size before the image was
             shrunk, upright if there is an "original_orientation"; else "height" and "width" are the size.
         image: (height, width) of the upright image in the shard.
         orientation: EXIF orientation of the image in the shard.
-        pixels: `TargetsConfig.box_pixels`; "file" leaves the size before the image was shrunk out.
+        pixels: `TargetsConfig.box_pixels`; only "original" regards the size before the image was shrunk.
 
     Raises:
         BadSample: it is the size of another image.
 
     Example:
         A photo of 480 × 640 pixels, of which orientation 6 makes 640 × 480: frame_of({"height": 480, "width": 640},
-        (640, 480), 6) is Frame((480, 640), 6, (640, 480)), and with {"height": 640, "width": 480} it is upright.
+        (640, 480), 6) is Frame((480, 640), 6, (640, 480)), and with pixels "upright" Frame((640, 480), 1, (640, 480)).
     """
     said = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    known = _size_in(said, "original_") if pixels == "original" else None
-    is_original = known is not None
-    known = known or _size_in(said, "") or oriented_size(*image, orientation)
-    frames = [Frame(known, orientation, image), Frame(known, 1, image)]
-    if is_original and (turned := said.get("original_orientation")) is not None:
-        if type(turned) is not int or not 1 <= turned <= 8:
-            raise BadSample(Reason.BAD_FIELD, f"original_orientation is {excerpt(turned)}; expected 1 to 8")
-        frames = [Frame(oriented_size(*known, turned), turned, image)]
-    for frame in frames:
-        size = oriented_size(*frame.size, frame.orientation)
-        if size == image or (is_original and _is_scaled(size, image)):
-            return frame
-    raise BadSample(
-        Reason.BAD_FIELD,
-        f"boxes are of an image of {known[0]} × {known[1]} pixels (height × width), and this one has "
-        f"{image[0]} × {image[1]}",
-    )
+    stored = oriented_size(*image, orientation)
+    original = _size_in(said, "original_") if pixels == "original" else None
+    known = original or _size_in(said, "") or stored
+    if pixels == "upright":
+        frame, is_own = Frame(image, 1, image), known in (image, stored)
+    elif original is None:
+        frame, is_own = Frame(stored, orientation, image), known == stored
+    else:
+        if (turned := said.get("original_orientation")) is not None:
+            if type(turned) is not int or not 1 <= turned <= 8:
+                raise BadSample(Reason.BAD_FIELD, f"original_orientation is {excerpt(turned)}; expected 1 to 8")
+            original, orientation = oriented_size(*original, turned), turned
+        frame = Frame(original, orientation, image)
+        is_own = _is_scaled(oriented_size(*frame.size, frame.orientation), image)
+    if is_own:
+        return frame
+    raise _of_another("boxes are of an image", known, stored, image)
+
+
+def _of_another(what: str, size: tuple[int, ...], stored: tuple[int, int], image: tuple[int, int]) -> BadSample:
+    sizes = [" × ".join(map(str, one)) for one in (size, stored)]
+    remedy = " before its EXIF orientation: box_pixels: upright is for what is of the image as displayed"
+    remedy = remedy if size == image else ""
+    detail = f"{what} of {sizes[0]} pixels (height × width), and the image has {sizes[1]}{remedy}"
+    return BadSample(Reason.BAD_FIELD, detail)
 
 
 def _size_in(said: dict[str, Any], prefix: str) -> tuple[int, int] | None:
@@ -161,11 +169,9 @@ def flattened(value: Any) -> list[Any]:
     return listed
 
 
-def upright_mask(mask: NDArray[np.uint8], image: tuple[int, int], orientation: int) -> NDArray[np.uint8]:
-    """A mask of all classes as the image is upright; it may have the size of the image as stored, or upright."""
-    if mask.shape == oriented_size(*image, orientation):
-        return oriented(mask[..., None], orientation)[..., 0]
-    if mask.shape == image:
-        return mask
-    sizes = [" × ".join(map(str, size)) for size in (mask.shape, image)]
-    raise BadSample(Reason.BAD_FIELD, f"a mask of {sizes[0]} pixels (height × width), and the image has {sizes[1]}")
+def upright_mask(mask: NDArray[np.uint8], image: tuple[int, int], orientation: int, pixels: str) -> NDArray[np.uint8]:
+    """A mask of all classes as the image is upright; the mask is so itself if `pixels` are "upright"."""
+    orientation = 1 if pixels == "upright" else orientation
+    if mask.shape != (size := oriented_size(*image, orientation)):
+        raise _of_another("a mask", mask.shape, size, image)
+    return oriented(mask[..., None], orientation)[..., 0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.config import DataConfig
-from mmdata.config.targets import TargetsConfig
+from mmdata.config.targets import OF_CROPS, SOURCES, TargetsConfig
 from mmdata.errors import BadSample, ConfigError
 from mmdata.hashing import hash64
 from mmdata.images.decode import oriented_size
@@ -44,29 +43,12 @@ from mmdata.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
-SOURCES = ("boxes", "box_labels", "box_texts", "keypoints", "masks")
-"""Settings that name members; in this order a row's values are checked."""
 KINDS = {"box_texts": ("json",), "masks": ("json", "png")}
 """Kinds of members that a setting may name; those of the others may also hold arrays."""
 NOTICEABLE = 1e-3
 """Pixels from which a box that reaches beyond its image counts as clipped."""
 NO_CLASS = 255
 """Of pixels of masks in rows that are not valid."""
-
-
-@dataclass(frozen=True)
-class Objects:
-    """What is known of an image's objects.
-
-    Attributes:
-        regions: their boxes, key points and outlines, and the mask of all.
-        labels: the class of each box, -1 where it has none.
-        texts: the phrase of each box, "" where it has none.
-    """
-
-    regions: Regions
-    labels: list[int]
-    texts: list[str]
 
 
 class Targets:
@@ -79,7 +61,7 @@ class Targets:
 
     Attributes:
         config, tokenizer: as given.
-        sources: by setting, one of `SOURCES`.
+        sources: by setting, one of `config.targets.SOURCES`.
         num_keypoints: of each box; 0: there are none.
         classes: numbers of those that have names.
 
@@ -165,10 +147,9 @@ class Targets:
     @property
     def identity(self) -> dict[str, Any]:
         """What the entries depend on besides the pixels' transform and the plan, as JSON."""
-        elsewhere = {"min_visible", "keep_boxes", "keypoint_swaps", "box_buckets", "max_boxes"}
         joined = {field.join for field in self.sources.values() if field.join}
         tars = {name: self._joined.shards[name].fingerprint for name in sorted(joined)}
-        settings = self.config.model_dump(exclude_none=True, exclude=elsewhere)
+        settings = self.config.model_dump(exclude_none=True, exclude={*OF_CROPS, "box_buckets", "max_boxes"})
         return {**settings, "joined": tars, "num_keypoints": self.num_keypoints}
 
     def samples(self, store: ShardStore) -> dict[str, Samples]:
@@ -211,7 +192,7 @@ class TargetEntries:
             "masks": outline_of,
         }
 
-    def read(self, i: int, counts: Counter[str]) -> Objects:
+    def read(self, i: int, counts: Counter[str]) -> Regions:
         """Read the objects of the i-th of the rows; `counts` gets numbers of boxes, see `Stats.boxes`.
 
         Raises:
@@ -220,7 +201,6 @@ class TargetEntries:
         """
         row, (height, width, orientation) = self._rows[i], self._sizes[i]
         config, sources, image = self._targets.config, self._targets.sources, oriented_size(height, width, orientation)
-        needs_size = config.box_format != "relative" or len(sources) > 1
         frame = Frame((height, width), orientation, image)  # the image in whose pixels the objects are
         opened: dict[tuple[str, str], Any] = {}
         found: dict[str, Any] = {"boxes": np.empty((0, 4))}
@@ -228,12 +208,11 @@ class TargetEntries:
             value = field.read_if_there(self._samples[field.join], row, opened, self._stop)
             try:
                 if name == "boxes":
-                    if needs_size:
-                        beside = opened.get((field.join, field.selector.extension))
-                        frame = frame_of(beside, image, orientation, config.box_pixels)
+                    beside = opened.get((field.join, field.selector.extension))
+                    frame = frame_of(beside, image, orientation, config.box_pixels)
                     found[name] = boxes_of(value, config.box_format, frame)
                 elif name == "masks" and not self._targets.outlines:
-                    found[name] = None if value is None else upright_mask(value, image, orientation)
+                    found[name] = None if value is None else upright_mask(value, image, orientation, config.box_pixels)
                 else:
                     each = of_each(value, len(found["boxes"]))
                     found[name] = [self._of_each[name](one, frame) for one in each]
@@ -241,7 +220,7 @@ class TargetEntries:
                 raise field.blamed(bad, self._samples[field.join], row) from bad
         return self._inside(found, frame, counts)
 
-    def _inside(self, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Objects:
+    def _inside(self, found: dict[str, Any], frame: Frame, counts: Counter[str]) -> Regions:
         """The objects of a frame, those inside its image that have an area and a class."""
         number, keypoints, masks = len(found["boxes"]), None, found.get("masks")
         if "keypoints" in found:
@@ -254,15 +233,16 @@ class TargetEntries:
         kept = [k for k in np.flatnonzero(has_area).tolist() if labels[k] is not None]
         clipped = (abs(regions.boxes - inside)[kept] > NOTICEABLE).any(axis=1)
         counts += Counter(clipped=int(clipped.sum()), left_out=number - len(kept))  # without zeros
-        regions = Regions(
+        return Regions(
             inside[kept],
             None if regions.keypoints is None else regions.keypoints[kept],
             None if self._targets.outlines else masks,
             [masks[k] for k in kept] if self._targets.outlines and masks else None,
+            [labels[k] for k in kept],
+            [texts[k] for k in kept],
         )
-        return Objects(regions, [labels[k] for k in kept], [texts[k] for k in kept])
 
-    def write(self, place: int, objects: Objects, followed: Followed, counts: Counter[str]) -> int:
+    def write(self, place: int, objects: Regions, followed: Followed, counts: Counter[str]) -> int:
         """Write what a crop has kept of the objects of an image into row `place` of the batch.
 
         Returns:
@@ -285,16 +265,15 @@ class TargetEntries:
                 self._entries[name][place, : len(shown)] = value[shown]
         if self._targets.tokenizer is None or "box_input_ids" not in self._entries:
             return 0
-        return self._write_texts(place, [objects.texts[k] for k in followed.kept[shown]], self._targets.tokenizer)
+        return self._write_texts(place, [objects.texts[int(k)] for k in followed.kept[shown]], self._targets.tokenizer)
 
     def _write_texts(self, place: int, texts: list[str], tokenizer: Tokenizer) -> int:
         if not (given := [k for k, text in enumerate(texts) if text]):
             return 0
-        phrases = [texts[k] for k in given]
-        ids, mask, num_cut = tokenizer.encode_cut(phrases, self._targets.config.box_text_length)
+        ids, mask, num_cut = tokenizer.encode_cut([texts[k] for k in given], self._targets.config.box_text_length)
         self._entries["box_input_ids"][place, given] = ids
         self._entries["box_attention_mask"][place, given] = mask
-        self._entries["box_text_hash"][place, given] = [hash64(phrase.encode()) for phrase in phrases]
+        self._entries["box_text_hash"][place, given] = [hash64(one.tobytes()) for one in ids]
         return num_cut
 
     def entries(self, valid: Tensor) -> dict[str, Tensor]:

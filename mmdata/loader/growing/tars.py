@@ -28,7 +28,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
-from mmdata.plan.boxes import SETTING, boxes_of
+from mmdata.plan.boxes import SETTING, count_boxes
 from mmdata.plan.rows import PASS_SHIFT
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
@@ -349,7 +349,7 @@ class TarIndexer:
         if self.boxes is None:
             return 0
         members = {member.extension: member for member in row.members}
-        return boxes_of(members, lambda member: tar.read(member.offset, member.size), *self.boxes[1:])
+        return count_boxes(members, lambda member: tar.read(member.offset, member.size), *self.boxes[1:])
 
     def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
         """Log the first loss of each kind."""

@@ -82,6 +82,17 @@ def test_boxes_pass_through_tars_that_are_shrunk_later(tmp_path: Path) -> None:
     assert (sample["original_height"], sample["original_width"], sample["original_orientation"]) == (96, 64, 6)
 
 
+@pytest.mark.parametrize("settings", [{"resize": 32}, {"blur_boxes": "faces"}])
+def test_a_turned_image_says_so_under_whatever_key_its_objects_are(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "it.jpg").write_bytes(drawn(6))
+    row = {"image": "it.jpg", "caption": "x", "objects": [BOX], "faces": [[0.0, 0.0, 0.1, 0.1]]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    convert(tmp_path / "rows.jsonl", tmp_path / "out", ConvertConfig(keep=("objects",), **settings), engine=threads(1))
+    (sample,) = samples(tmp_path / "out")
+    assert sample["objects"] == [BOX]
+    assert (sample["original_height"], sample["original_width"], sample["original_orientation"]) == (96, 64, 6)
+
+
 def test_merged_rows_keep_what_their_boxes_lost(tmp_path: Path) -> None:
     """Rows of equal images are merged by content; the first one's losses stay counted."""
     for number in (1, 2):
