@@ -277,6 +277,47 @@ def test_boxes_lie_in_lists_in_arrays_and_in_joined_tars(tmp_path: Path, source:
         assert_seen(batch, row, [0, 1, 2])
 
 
+# What the first rows say
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (
+            {"box_texts": "json:boxes.phrsae"},
+            'box_texts: no object of the first rows has "phrsae" .did you mean \'phrase',
+        ),
+        (
+            {"box_labels": "json:boxes.catgory"},
+            'box_labels: no object of the first rows has "catgory" .did you mean \'cat',
+        ),
+        ({"masks": "json:boxes.segmentatoin"}, 'masks: no object of the first rows has "segmentatoin"'),
+        ({"keypoints": "json:boxes.points", "keypoint_swaps": [[0, 2]]}, "there is no key point 2; they are 0 to 1"),
+    ],
+)
+def test_a_source_without_a_value_in_the_first_rows_is_refused(tmp_path: Path, targets: dict[str, Any], message: str):
+    values = {"phrase": ["a dog"] * 3, "category": NAMES, "points": [[1, 2, 2, 3, 4, 2]] * 3}
+    one = sample({"boxes": objects(BOXES, **values)}, image=picture(SIZE, BOXES))
+    data = settings_of(tmp_path, {"000": one}, tokenizer="clip")
+    with pytest.raises(ConfigError, match=message):
+        load({**data, "targets": {"boxes": "json:boxes", **targets}})
+
+
+def test_boxes_that_look_like_those_of_another_format_or_of_other_classes_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    corners = [[left, top, left + width, top + height] for left, top, width, height in BOXES]
+    one = sample({"boxes": objects(corners, category=NAMES)}, image=picture(SIZE, BOXES))
+    data = settings_of(tmp_path, {"000": one})
+    xyxy = {"boxes": "json:boxes", "box_format": "xyxy"}
+    load({**data, "targets": xyxy})
+    assert not caplog.records
+    load({**data, "targets": {**xyxy, "box_format": "xywh"}})
+    assert "boxes reach beyond their image: is data.targets.box_format right, which is xywh?" in caplog.text
+    load({**data, "targets": {**xyxy, "box_labels": "json:boxes.category", "box_classes": NAMES[:1]}})
+    assert "boxes are of classes that are not in data.targets.box_classes, and are left out: " in caplog.text
+
+
 # Boxes that are left out, cut, or too many
 
 
@@ -387,7 +428,7 @@ def changed(place: int = 1, **values: Any) -> list[dict[str, Any]]:
 
 NOT_A_NUMBER = float("nan")
 BAD: dict[str, tuple[Any, str, str]] = {
-    "nan": (changed(bbox=[1, 2, NOT_A_NUMBER, 4]), "boxes", r"box 1 is .*; expected four numbers"),
+    "nan": (changed(bbox=[1, 2, NOT_A_NUMBER, 4]), "boxes", r"box 1 is \[1, 2, nan, 4\]; expected four numbers"),
     "infinite": (changed(bbox=[1, 2, float("inf"), 4]), "boxes", "expected four numbers"),
     "a boolean": (changed(bbox=[1, 2, True, 4]), "boxes", "expected four numbers"),
     "a text": (changed(bbox=[1, 2, "3", 4]), "boxes", "expected four numbers"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from mmdata.config import DataConfig
 from mmdata.config.targets import OF_CROPS, SOURCES, TargetsConfig
-from mmdata.errors import BadSample, ConfigError
+from mmdata.errors import BadSample, ConfigError, DataError, excerpt, meant
 from mmdata.hashing import hash64
 from mmdata.images.decode import oriented_size
 from mmdata.images.outlines import Frame, outline_of
@@ -47,6 +49,8 @@ KINDS = {"box_texts": ("json",), "masks": ("json", "png")}
 """Kinds of members that a setting may name; those of the others may also hold arrays."""
 NOTICEABLE = 1e-3
 """Pixels from which a box that reaches beyond its image counts as clipped."""
+MANY_CLIPPED = 0.25
+"""Share of boxes that reach beyond their image from which on a message doubts their format."""
 NO_CLASS = 255
 """Of pixels of masks in rows that are not valid."""
 
@@ -98,28 +102,75 @@ class Targets:
         if data.targets is None:
             return None
         targets = cls(data.targets, joined, tokenizer)
+        store, rows = ShardStore(index), plan.rows.first(PROBED_ROWS)
         try:
-            targets._probe(targets.samples(ShardStore(index)), plan.rows.first(PROBED_ROWS).tolist())
+            targets._probe(targets.samples(store), rows.tolist())
         except ConfigError as error:
             if data.shuffle or data.shards != data.val.shards:  # not those that only an evaluation has
                 raise
             logger.warning("shards '%s' are evaluated without data.targets: %s", data.shards, error)
             return None
+        if "boxes" in targets.sources:
+            targets._tell_clipped(index, store, rows[:PROBED_VALUES])
         return targets
 
     def _probe(self, samples: dict[str, Samples], rows: list[int]) -> None:
         """See from the first rows how many key points objects have; refuse sources without values."""
+        keys: set[str] = set()
         for name, field in self.sources.items():
-            enough = PROBED_ROWS if name == "keypoints" else PROBED_VALUES  # few objects may have key points
-            found = field.first_values(samples[field.join], rows, enough=enough)
-            firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in as_list(value)]
-            if name == "keypoints":
-                if not (given := [one for one in firsts if isinstance(one, list) and one]):
-                    raise ConfigError(f"{field.setting}: none of the first rows has x, y and visibility in a list")
-                self.num_keypoints = len(flattened(given[0])) // 3
-            elif name == "box_labels" and not self.classes and firsts and isinstance(firsts[0], str):
-                names = sorted({one for one in firsts if isinstance(one, str)})[:3]
-                raise ConfigError(f"{field.setting}: names, such as {names}: list them in data.targets.box_classes")
+            firsts: list[Any] = []
+            for enough in (PROBED_VALUES, PROBED_ROWS):  # few objects may have key points
+                found = field.first_values(samples[field.join], rows, enough=enough)
+                firsts = [one for value in found if isinstance(value, (list, np.ndarray)) for one in as_list(value)]
+                if any(one is not None for one in firsts):
+                    break
+            if firsts and all(one is None for one in firsts):
+                key = field.selector.key.rpartition(".")[2]
+                raise ConfigError(f'{field.setting}: no object of the first rows has "{key}"{meant(key, keys)}')
+            if name == "boxes":
+                keys = {key for one in firsts if isinstance(one, dict) for key in cast("dict[str, Any]", one)}
+            elif name == "keypoints":
+                self._probe_keypoints(field, firsts)
+            elif name == "box_labels":
+                self._probe_names(field, firsts)
+
+    def _probe_keypoints(self, field: MemberField, firsts: list[Any]) -> None:
+        if not (given := [one for one in firsts if isinstance(one, list) and one]):
+            raise ConfigError(f"{field.setting}: none of the first rows has x, y and visibility in a list")
+        self.num_keypoints = len(flattened(given[0])) // 3
+        if (last := max(chain.from_iterable(self.config.keypoint_swaps or [(0, 0)]))) >= self.num_keypoints:
+            raise ConfigError(
+                f"data.targets.keypoint_swaps: there is no key point {last}; they are 0 to {self.num_keypoints - 1}"
+            )
+
+    def _probe_names(self, field: MemberField, firsts: list[Any]) -> None:
+        names = [one for one in firsts if isinstance(one, str)]
+        if not self.classes:
+            if not firsts or not isinstance(firsts[0], str):
+                return
+            listed = sorted(set(names))[:3]
+            raise ConfigError(f"{field.setting}: names, such as {listed}: list them in data.targets.box_classes")
+        if unknown := Counter(name for name in names if name not in self.classes):
+            logger.warning(
+                "%s: %d of the first %d boxes are of classes that are not in data.targets.box_classes, and are left "
+                "out: %s",
+                *(field.setting, unknown.total(), len(names)),
+                ", ".join(f"{excerpt(name)} ({count})" for name, count in unknown.most_common(5)),
+            )
+
+    def _tell_clipped(self, index: Index, store: ShardStore, rows: NDArray[np.int64]) -> None:
+        """Warn if many boxes of some rows reach beyond their image: they may have another format."""
+        step = Step(0, 0, Bucket(0, 1, 1, boxes=1), rows, np.zeros_like(rows))
+        entries, counts, number = TargetEntries(self, index, store, rows, step=step, stop=None), Counter[str](), 0
+        for i in range(len(rows)):
+            with suppress(BadSample, DataError):
+                number += len(entries.read(i, counts).boxes)
+        if counts["clipped"] > MANY_CLIPPED * number:
+            logger.warning(
+                "data.targets.boxes: %d of the first %d boxes reach beyond their image: is data.targets.box_format "
+                "right, which is %s?",
+                *(counts["clipped"], number, self.config.box_format),
+            )
 
     def columns(self, bucket: Bucket) -> dict[str, Column]:
         """The entries of a batch, of as many rows as it has."""
