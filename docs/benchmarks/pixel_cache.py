@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 import mmdata
-from mmdata.images.pixels import PixelTransform
+from mmdata.images.crop import Crop
+from mmdata.images.pixels import PixelTransform, SmallImage
 from mmdata.index import Index
 from mmdata.loader.pixel_cache import PixelCache
 
@@ -54,7 +55,7 @@ def store(engine: str, folder: Path) -> tuple[Any, Any]:
     if engine == "cache":
         transform = PixelTransform("train", shorter_side=SIDE)
         cache = PixelCache(Index.open(HOME / "shrunk"), transform, folder, max_bytes=BYTES)
-        return cache.read, cache.write
+        return cache.read, lambda row, image: cache.write(SmallImage(image, Crop(0, 0, *image.shape[1:]), row))
     import lmdb
 
     environment = lmdb.open(str(folder), map_size=BYTES, readahead=False, meminit=False, sync=False)

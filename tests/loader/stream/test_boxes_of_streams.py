@@ -127,7 +127,7 @@ def test_a_state_says_the_source_of_the_boxes(folder: Path):
     with mmdata.stream(str(folder), settings(box_buckets=[3])) as stream:
         state = stream.state_dict()
     with (
-        mmdata.stream(str(folder), settings(boxes="json:boxes.bbox", box_buckets=[3])) as stream,
+        mmdata.stream(str(folder), settings(boxes="json:others", box_buckets=[3])) as stream,
         pytest.raises(ConfigError, match="boxes"),
     ):
         stream.load_state_dict(state)
