@@ -1,4 +1,4 @@
-"""What the boxes of a row cost the loader: rows a second with five boxes, classes and phrases a row, against none.
+"""What the boxes of a row cost the loader: rows a second with five boxes and classes a row, against none.
 
 PYTHONPATH=. python docs/benchmarks/loading.py make FOLDER_OF_JPG_AND_TXT_PAIRS    # the shards, once
 PYTHONPATH=. python docs/benchmarks/targets.py photos                              # or: shrunk
@@ -31,7 +31,6 @@ TARGETS = {
     "box_format": "relative",
     "box_labels": "json:boxes.category",
     "box_classes": NAMES,
-    "box_texts": "json:boxes.phrase",
 }
 
 
@@ -64,12 +63,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=["photos", "shrunk"])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--phrases", action="store_true", help="and a phrase for each box")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         add_boxes(HOME / given.workload, Path(folder))
         settings: dict[str, Any] = {"shards": folder, "tokenizer": str(HOME / "tokenizer"), "global_batch_size": 256}
         settings |= {"text_buckets": [77], "loading": {"num_workers": 2, "num_processes": 0}}
-        loaders = [mmdata.Loader.from_config(one) for one in (settings, {**settings, "targets": TARGETS})]
+        targets = {**TARGETS, "box_texts": "json:boxes.phrase"} if given.phrases else TARGETS
+        loaders = [mmdata.Loader.from_config(one) for one in (settings, {**settings, "targets": targets})]
         found: list[list[tuple[float, float]]] = [[], []]
         for number in range(given.rounds + 1):
             for place in (0, 1) if number % 2 else (1, 0):

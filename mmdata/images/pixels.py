@@ -364,6 +364,8 @@ def _scaled_jpeg(encoded: EncodedImage, size: tuple[int, int], box: Crop, target
     """A JPEG of `size`, decoded as small as its box may be to be resized to the target."""
     least = _decoded_size(size, box, target)
     image = decode(encoded.data, format="JPEG", orientation=encoded.orientation, at_least=least)
+    if least is None:
+        return _whole(image, encoded.number)
     decoded = int(image.shape[1]), int(image.shape[2])
     return SmallImage(image, shown_of_jpeg(size, decoded, mirrored(encoded.orientation)), encoded.number)
 

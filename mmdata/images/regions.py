@@ -44,13 +44,14 @@ class Geometry(NamedTuple):
     def to_original(self, part: Crop) -> Crop:
         """A part of the pixels, which are not flipped, in those of the upright image."""
         (top, left, height, width), (rows, columns) = self.crop, self.size
-        scaled = part.scaled(height / rows, width / columns)
-        return scaled._replace(top=top + scaled.top, left=left + scaled.left)
+        y, x = height / rows, width / columns
+        return Crop(top + part.top * y, left + part.left * x, part.height * y, part.width * x)
 
     def from_original(self, part: Crop) -> Crop:
         """A part of the upright image in the pixels, which are not flipped."""
         (top, left, height, width), (rows, columns) = self.crop, self.size
-        return part._replace(top=part.top - top, left=part.left - left).scaled(rows / height, columns / width)
+        y, x = rows / height, columns / width
+        return Crop((part.top - top) * y, (part.left - left) * x, part.height * y, part.width * x)
 
     def sampled(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What a mask (h, w) of the upright image has at the centre of each pixel of the batch: uint8 `size`.
