@@ -51,9 +51,7 @@ class TargetsConfig(Settings):
     """Random crops hold all boxes of their image, whatever `crop_scale` says."""
     box_buckets: Positive | Annotated[list[Positive], Field(min_length=1)] = 1
     """Numbers of boxes that batches have room for: each row goes to the smallest that holds its boxes. A number: choose
-    up to so many that leave the least padding, from the boxes of all rows. Of more boxes the largest are kept."""
-    max_boxes: Positive = 100
-    """Upper limit of the numbers of boxes that `box_buckets` chooses."""
+    up to so many, of 100 boxes at most, that leave the least padding. Of more boxes the largest are kept."""
 
     @property
     def is_joined(self) -> bool:

@@ -108,7 +108,7 @@ def check_boxes(counts: Counts, buckets: Sequence[Bucket]) -> int:
     if more := int((counts > most).sum()):
         logger.warning(
             "%s: %d of %d rows have more than %d boxes, up to %d: the largest of them are kept; "
-            "data.targets.box_buckets and max_boxes say how many batches have room for",
+            "data.targets.box_buckets says how many batches have room for",
             *(SETTING, more, len(counts), most, counts.max()),
         )
     return more

@@ -18,6 +18,8 @@ from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.rows import IndexRows
 from mmdata.tables.selection import Selection, row_chunks
 
+MOST_BOXES = 100
+"""Largest room for boxes that is chosen; more is given as a list of `box_buckets`."""
 LEAST_PROBABILITY = 1e-9
 """Captions of sources that are less probable count as this."""
 
@@ -86,7 +88,7 @@ def text_lengths(
 
 
 def box_bounds(targets: TargetsConfig, counts: NDArray[np.int32]) -> list[int]:
-    """The numbers of boxes that the settings name, or those that leave the least padding; from 1 to max_boxes.
+    """The numbers of boxes that the settings name, or those that leave the least padding; from 1 to MOST_BOXES.
 
     Args:
         targets: settings.
@@ -94,7 +96,7 @@ def box_bounds(targets: TargetsConfig, counts: NDArray[np.int32]) -> list[int]:
     """
     if isinstance(targets.box_buckets, list):
         return targets.box_buckets
-    return choose_lengths(np.bincount(np.clip(counts, 1, targets.max_boxes)), targets.box_buckets)
+    return choose_lengths(np.bincount(np.clip(counts, 1, MOST_BOXES)), targets.box_buckets)
 
 
 def caption_histogram(

@@ -245,7 +245,7 @@ def bounds(given: dict[str, Any]) -> list[int]:
 
 def test_the_bounds_of_a_plan_are_those_of_the_rows_that_are_selected(folder: Path):
     assert bounds(settings(folder)) == [4]
-    assert bounds(settings(folder, targets={"max_boxes": 2})) == [2]
+    assert bounds(settings(folder, targets={"box_buckets": [2]})) == [2]
     assert bounds(settings(folder, targets={"box_buckets": [1, 9]})) == [1, 9]
     assert bounds(settings(folder, targets={"box_buckets": 9})) == [1, 2, 3, 4]
     assert bounds(settings(folder, targets={"box_buckets": 9}, select="width < 34")) == [1, 3]
@@ -273,7 +273,7 @@ def test_a_policy_of_ones_own_gives_the_boxes_or_is_refused(folder: Path):
 @pytest.mark.parametrize(
     ("source", "targets", "said"),
     [
-        ("json:boxes", {"max_boxes": 2}, "4 boxes"),
+        ("json:boxes", {"box_buckets": [2]}, "4 boxes"),
         ("json:boxes", {"box_buckets": 3}, "4 boxes"),
         ("json:in.boxes", {"box_buckets": [4]}, "boxes was '.*' and is .*, targets was .* and is .*json:in.boxes"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -105,8 +106,9 @@ def padded(counts: list[int], bounds: list[int]) -> int:
 
 @given(st.lists(st.integers(0, 14), min_size=1, max_size=30), st.integers(1, 4), st.integers(1, 12))
 def test_bounds_pad_as_little_as_the_best_of_all_choices(counts: list[int], number: int, most: int):
-    targets = TargetsConfig(boxes="json:boxes", box_buckets=number, max_boxes=most)
-    bounds = box_bounds(targets, np.array(counts, np.int32))
+    targets = TargetsConfig(boxes="json:boxes", box_buckets=number)
+    with patch("mmdata.plan.choose.MOST_BOXES", most):
+        bounds = box_bounds(targets, np.array(counts, np.int32))
     needed = [min(max(count, 1), most) for count in counts]
     assert bounds == sorted(set(bounds))
     assert 1 <= len(bounds) <= number

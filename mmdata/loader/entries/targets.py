@@ -135,7 +135,7 @@ class Targets:
                 self._probe_names(field, firsts)
 
     def _probe_keypoints(self, field: MemberField, firsts: list[Any]) -> None:
-        if not (given := [one for one in firsts if isinstance(one, list) and one]):
+        if not (given := [one for one in firsts if isinstance(one, list) and len(flattened(one)) > 2]):
             raise ConfigError(f"{field.setting}: none of the first rows has x, y and visibility in a list")
         self.num_keypoints = len(flattened(given[0])) // 3
         if (last := max(chain.from_iterable(self.config.keypoint_swaps or [(0, 0)]))) >= self.num_keypoints:
@@ -200,7 +200,7 @@ class Targets:
         """What the entries depend on besides the pixels' transform and the plan, as JSON."""
         joined = {field.join for field in self.sources.values() if field.join}
         tars = {name: self._joined.shards[name].fingerprint for name in sorted(joined)}
-        settings = self.config.model_dump(exclude_none=True, exclude={*OF_CROPS, "box_buckets", "max_boxes"})
+        settings = self.config.model_dump(exclude_none=True, exclude={*OF_CROPS, "box_buckets"})
         return {**settings, "joined": tars, "num_keypoints": self.num_keypoints}
 
     def samples(self, store: ShardStore) -> dict[str, Samples]:
